@@ -52,7 +52,7 @@ def bench_overhead(
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
     url = parse_url(url)
-    model_name = asyncio.run(find_model(url, None, None))
+    model_name = asyncio.run(find_model(url, None, None)).name
     prompts = read_prompts(bundled_prompts())
     planned = list(closed_loop(prompts, seed, requests, MAX_TOKENS).requests)
     engine = _EngineAlone(model, planned, clients, engine_options)

@@ -1,7 +1,7 @@
 """Fine-tune a language model to decode several tokens at a time, and trade quality for speed with one threshold.
 
-What `__all__` lists is the public API and keeps its meaning; everything else may change. Names are imported when they
-are first used, so that importing the package loads neither torch nor Ray.
+The names in `__all__` are the public API, and their meaning does not change; everything else may change. A name is
+imported when it is first used, so importing the package loads neither torch nor Ray.
 """
 
 from importlib import import_module
@@ -79,7 +79,7 @@ _MODULES = {
     "generate_files": "batch.ray.generate_files",
     "train": "training.ray_trainer",
 }
-"""Where each public name is defined."""
+"""Module that defines each public name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m mars_ray` is `mars-ray`."""
+"""Run the command `mars-ray` as `python -m mars_ray`."""
 
 from mars_ray.cli.main import main
 

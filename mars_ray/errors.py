@@ -18,13 +18,13 @@ MarsRayError
 └── RunError                  the work started but could not be finished  exit code 1
     ├── DivergedError         the loss is no longer a finite number
     ├── QueueFullError        the queue of the engine is full
-    ├── StepError             the network failed on a request while it ran
+    ├── StepError             the model failed on a request while decoding it
     ├── SlowReaderError       the reader of a stream stopped taking chunks
     ├── ServeError            the endpoint did not start
     ├── UnavailableError      no engine can take a request at the moment
     ├── ReplicaLostError      the replica that served a request died
     ├── EngineHungError       an engine hung because of this request
-    └── InterruptedRunError   the user stopped the work, it can resume    exit code 130, 143 for SIGTERM
+    └── InterruptedRunError   the user stopped the work; it can resume    exit code 130, 143 for SIGTERM
 """
 
 from typing import ClassVar
@@ -111,7 +111,7 @@ class QueueFullError(RunError):
 
 
 class StepError(RunError):
-    """The network, or the processing of its output, failed on this request."""
+    """The model, or the processing of the model's output, failed on this request."""
 
 
 class SlowReaderError(RunError):
@@ -131,7 +131,7 @@ class ReplicaLostError(RunError):
 
 
 class EngineHungError(RunError):
-    """An engine hung and only this request can be the cause. It must not be sent to another engine."""
+    """An engine hung, and only this request can be the cause. The request must not be sent to another engine."""
 
 
 class InterruptedRunError(RunError):

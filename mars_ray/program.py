@@ -1,7 +1,7 @@
-"""Run a command or pipeline, and end it with one line and an exit code.
+"""Run a command or pipeline, print its last message in one line, and end with an exit code.
 
-The codes are 0, the `exit_code` of a `MarsRayError`, 130 for Ctrl-C and 143 for SIGTERM. SIGTERM raises
-`KeyboardInterrupt`, so code that handles Ctrl-C handles both.
+The codes are 0 for success, the `exit_code` of a `MarsRayError`, 130 for Ctrl-C and 143 for SIGTERM. SIGTERM raises
+`KeyboardInterrupt`, so code that handles Ctrl-C also handles SIGTERM.
 """
 
 import os
@@ -15,9 +15,10 @@ from types import FrameType
 from mars_ray.errors import InterruptedRunError, MarsRayError
 
 SAME_S = 1.0
-"""Seconds within which a second SIGTERM is ignored. `timeout` and batch schedulers signal a process and its group."""
+"""Seconds within which a second SIGTERM is ignored, because `timeout` and batch schedulers send the signal both to a
+process and to its group."""
 LEAVE_S = 10.0
-"""Seconds that Ray has to shut down after a stop. Ray's processes end with this process in any case."""
+"""Maximum seconds to wait for Ray to shut down after a stop. Ray's processes end with this process in any case."""
 BY_SIGNAL = 128
 """Number to add to a signal number for the exit code, as shells do."""
 

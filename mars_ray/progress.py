@@ -67,7 +67,7 @@ class Display(ABC):
 
 
 class ProgressLine(Display):
-    """A progress bar with figures, and with the time left at the recent speed."""
+    """A progress bar that shows figures and the time left at the recent speed."""
 
     def __init__(self, title: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         columns = (
@@ -95,7 +95,7 @@ class ProgressLine(Display):
         self.refresh()
 
     def _time_left(self) -> list[str]:
-        """Return the time left, if known, at the speed since the first of the recent updates."""
+        """Return the time left at the speed of the recent updates, or an empty list if it is unknown."""
         first_s, first = self._updates[0]
         last_s, done = self._updates[-1]
         if self._total is None or not first < done < self._total:

@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster, or start one on this machine (shell)."""
+"""Ray shell: connect to a Ray cluster, or start one on this machine."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ TEMPORARY_LENGTH = 36
 def connect() -> None:
     """Join the cluster named by `RAY_ADDRESS`, or start a local cluster. Does nothing if already connected.
 
-    The output of workers is not shown. Sockets, logs and token of a local cluster are private to this user. Raises
+    The output of workers is not shown. The sockets, logs and token of a local cluster are private to this user. Raises
     `OutputError` if they cannot be made private.
     """
     if ray.is_initialized():
@@ -41,12 +41,12 @@ def connect() -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
     with suppress(OSError):  # Ray creates the token readable by everybody
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
-    # Ray would print pages of stack traces for a lost node, and at the end of a job.
+    # Otherwise, Ray prints pages of stack traces when a node is lost and at the end of a job.
     stop_driver_messages()
 
 
 def temporary_folder() -> Path:
-    """Return the private folder for sockets and logs of a local cluster. Ray alone would open it to everybody."""
+    """Return the private folder for sockets and logs of a local cluster. Ray's default folder is open to everybody."""
     preferred = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp").absolute()
     folders = [parent / f"mars-ray-{os.geteuid()}" for parent in (preferred, Path("/tmp"))]
     return next((folder for folder in folders if len(str(folder)) <= TEMPORARY_LENGTH), folders[-1])
@@ -59,7 +59,7 @@ def is_shared() -> bool:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Restore the handler of SIGTERM after the block, because Ray installs one that prints a stack trace."""
+    """Restore the handler of SIGTERM after the `with` block, because Ray's handler prints a stack trace."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield

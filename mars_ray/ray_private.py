@@ -1,4 +1,4 @@
-"""Private parts of Ray that this package uses, with the reason for each. Checked against Ray 2.60.0 (shell).
+"""Ray shell: private parts of Ray that this package uses, with the reason for each. Checked against Ray 2.60.0.
 
 A new version of Ray may change these parts without notice, so no other file of the package uses private modules or
 functions of Ray; `tests/test_imports.py` checks this. Ray Serve and Ray Data are imported inside the functions, because
@@ -19,13 +19,13 @@ from ray.exceptions import RayError
 log = logging.getLogger(__name__)
 
 NAMESPACE = "mars-ray"
-"""Namespace of our named actors and of our entries in the cluster's key-value store."""
+"""Namespace of mars-ray's named actors and of its entries in the cluster's key-value store."""
 
 
 def kv_get(key: str) -> bytes | None:
-    """Return an entry of the key-value store of the cluster's head, or None.
+    """Return an entry of the key-value store on the cluster's head node, or None if the entry does not exist.
 
-    Entries outlive actors, as overrides set by operators must. Ray has no public interface to the store.
+    Entries outlive actors, which is necessary for overrides set by operators. Ray has no public interface to the store.
     """
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -56,7 +56,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def cut_without_cpu(blocks: Any) -> Any:
-    """Let the tasks of a dataset's last step, a repartition, request no CPU. `Dataset.repartition` has no such option.
+    """Make the last step of a dataset, a repartition, request no CPU. `Dataset.repartition` has no option for this.
 
     If the tasks requested a CPU, they would never run while engines hold all CPUs.
     """
@@ -72,7 +72,7 @@ def stop_driver_messages() -> None:
 
 
 def pass_arguments_by_value() -> None:
-    """Make Ray Data pass arguments to the actors of its pools by value, which is cheap because they are small.
+    """Make Ray Data pass arguments to the actors of its pools by value, which is cheap because the values are small.
 
     By default, Ray Data passes references to the object store. Ray cannot restart an actor once the objects behind the
     references are lost, and prints a line about this at every start.
@@ -91,7 +91,7 @@ def start_serve(**options: Any) -> Any:
 
 
 def delete_application(name: str) -> None:
-    """Begin to delete a Serve application, and return at once. The public `serve.delete` waits until it is deleted."""
+    """Begin to delete a Serve application, and return at once. The public `serve.delete` waits for the end."""
     from ray import serve
 
     serve.delete(name, _blocking=False)

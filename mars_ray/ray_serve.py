@@ -1,4 +1,4 @@
-"""A model in your own Ray Serve application: as an OpenAI-compatible endpoint, or as a deployment that others call."""
+"""Put a model into your own Ray Serve application, as an OpenAI-compatible endpoint or as a deployment for others."""
 
 from mars_ray.serve.ray.app import build_deployment, build_openai_app
 from mars_ray.serve.ray.mounted_app import MountedApp

@@ -31,7 +31,7 @@ def quotas(mounted: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> Iterator
         root = mounted / controllers if controllers else mounted
         if controllers and not root.is_dir():
             root = mounted / "cpu"
-        # A container sees its own cgroup at the root, but the path is the host's.
+        # A container sees its own cgroup at the root, but `path` is the path on the host.
         inside = root.joinpath(*Path(path).parts[1:])
         for folder in (inside, *inside.parents):
             quota = _quota_2(folder / "cpu.max") if not controllers else _quota_1(folder)

@@ -10,9 +10,8 @@ A step is skipped if its result exists, so the same command resumes a stopped ru
 """
 
 import json
-import random
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -32,7 +31,6 @@ from mars_ray.training.config import read_config
 from mars_ray.training.ray_trainer import train
 from mars_ray.training.run_folder import RunFolder
 from pipelines.bundled_card import card_text
-from pipelines.made_up_words import with_made_up_words
 from pipelines.pipeline_files import write
 
 HERE = Path(__file__).parent
@@ -40,8 +38,6 @@ WORK = Path("runs/bundled")
 ASSETS = HERE.parent / "mars_ray" / "assets"
 SEED = 2026
 TRAIN_EXAMPLES = 230_000
-MADE_UP_SHARE = 0.5
-"""Share of the training examples with made-up words, so that the model can copy words outside the families' lexicon."""
 HELDOUT_EXAMPLES = 2_000
 """Number of held-out examples measured during training; the card uses different ones."""
 DEMO_PER_FAMILY = 20
@@ -74,19 +70,12 @@ def main() -> None:
 
 def autoregressive_model() -> Path:
     """Run the first two steps and return the model."""
-    write_examples(WORK / "train.jsonl", training_examples())
+    write_examples(WORK / "train.jsonl", islice(mixture("train", SEED), TRAIN_EXAMPLES))
     write_examples(WORK / "heldout.jsonl", islice(mixture("heldout", SEED), HELDOUT_EXAMPLES))
     make_start(WORK / "init")
     ar = read_config(HERE / "bundled_ar.yaml")
     train(ar)
     return RunFolder(ar.output).model_here()
-
-
-def training_examples() -> Iterator[TaskExample]:
-    """Yield examples of the families, some of them with made-up words instead of names, cities and things."""
-    rng = random.Random(SEED)
-    for example in islice(mixture("train", SEED), TRAIN_EXAMPLES):
-        yield with_made_up_words(example, rng) if rng.random() < MADE_UP_SHARE else example
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:

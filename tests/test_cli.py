@@ -31,6 +31,7 @@ def rows(tmp_path: Path) -> Path:
         ({"threshold": "1.5"}, "threshold is 1.5"),
         ({"max-tokens": "0"}, "max_tokens is 0"),
         ({"workers": "0"}, "workers is 0"),
+        ({"rehearse": "h300/qwen2.5-7b"}, "h300/qwen2.5-7b"),
         ({"output": "mars_ray"}, "has files that do not belong to a job"),
     ],
 )

@@ -1,6 +1,6 @@
 """Find the folder of an adapter by name, and read its card.
 
-Never: imports torch, because processes that only forward requests do not load it.
+Never: imports torch, because processes that only forward requests must not load it.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from mars_ray.model.resolve import is_elsewhere, resolve_model
 AdapterT = TypeVar("AdapterT")
 CONFIG_FILE = "adapter_config.json"
 SHIPPED = Path(str(files("mars_ray"))) / "assets" / "adapters"
-"""Folder of the adapters in the package; each adapter has the name of its model."""
+"""Folder of the adapters that come with the package; each is named after its model."""
 
 
 class AdapterCard(BaseModel):
@@ -60,17 +60,17 @@ def read_adapter_card(folder: Path) -> AdapterCard:
 
 
 def shipped_adapters() -> list[str]:
-    """Return the names of the adapters in the package."""
+    """Return the names of the adapters that come with the package."""
     return sorted(folder.name for folder in SHIPPED.iterdir())
 
 
 def unnamed(adapter: AdapterT | None) -> dict[str | None, AdapterT]:
-    """Return the adapters of an engine by name, given its only adapter, or None for no adapter."""
+    """Return the dict of an engine's adapters: `adapter` alone under the name None, or no entries if it is None."""
     return {} if adapter is None else {None: adapter}
 
 
 def resolve_adapter(name: str | None) -> Path | None:
-    """Return the folder of the adapter `name`: a folder, a URL, an adapter in the package, or a name on a hub.
+    """Return the folder of an adapter; `name` is a folder, a URL, an adapter in the package, or a name on a hub.
 
     An existing folder has precedence over an adapter in the package. Raises `AdapterError` for an unknown name.
     """
@@ -98,11 +98,13 @@ def check_base(card: AdapterCard, folder: Path, base: Path) -> None:
 
 
 def resolve_adapters(adapter: str | None, named: Mapping[str, str]) -> dict[str | None, Path]:
-    """Return the folders of the default adapter, if any, and of the named adapters, by name."""
+    """Return the folders of the named adapters, keyed by name, and of the default adapter, if any, under the key
+    None."""
     folders = {name: folder for name, value in named.items() if (folder := resolve_adapter(value))}
     return unnamed(resolve_adapter(adapter)) | folders
 
 
 def decoding_card(base: Path, adapter: Path | None) -> Card | AdapterCard | None:
-    """Return the card that has block and calibration: the adapter's card, or without an adapter the model's card."""
+    """Return the card that holds the block size and the calibration: the adapter's card, or the model's card if there
+    is no adapter."""
     return read_card(base) if adapter is None else read_adapter_card(adapter)

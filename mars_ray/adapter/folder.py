@@ -1,11 +1,12 @@
 """Save and load adapters: folders in PEFT's layout, with a card that names the base.
 
-    adapter_model.safetensors   the factors under PEFT's names, `mask_embedding`, the sampler head; int8 has `…_scale`
-    adapter_config.json         PEFT's keys, and `gated: true`
-    mars.json                   the card: training, and the digest of the base
+    adapter_model.safetensors   the factors (under PEFT's names), `mask_embedding` and the sampler head;
+                                int8 tensors have scales, in tensors called `…_scale`
+    adapter_config.json         the keys of PEFT, and `gated: true`
+    mars.json                   the card: how the adapter was trained, and the digest of the base
 
 In:    an adapter and its card; or a folder and its base.
-Out:   a complete folder or none; or the adapter, not attached to a network yet.
+Out:   a complete folder or none; or the adapter, which is not yet attached to a network.
 Never: loads an adapter for a base other than the one it was trained on.
 """
 
@@ -30,7 +31,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 def save_adapter(
     adapter: GatedLoRA, card: AdapterCard, folder: Path, *, dtype: torch.dtype = torch.bfloat16, replace: bool = False
 ) -> None:
-    """Write `adapter` to `folder`, which must be absent or empty; `replace` first removes an adapter in it."""
+    """Write `adapter` to `folder`, which must be absent or empty; with `replace`, an adapter that is already there is
+    removed first."""
     shape = adapter.shape
     config = {
         "peft_type": "LORA",
@@ -80,9 +82,9 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
 
 
 def start_from(adapter: GatedLoRA, folder: Path) -> None:
-    """Copy the weights of the adapter in `folder` into `adapter`; their bases may differ.
+    """Copy the weights of the adapter in `folder` into `adapter`; the two may have different bases.
 
-    Raises `AdapterError` if the adapter in `folder` is incomplete or has other sizes.
+    Raises `AdapterError` if the adapter in `folder` is incomplete or differs from `adapter` in size.
     """
     source = _load(folder)
     for name in ("rank", "alpha", "masks", "linears"):

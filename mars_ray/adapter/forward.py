@@ -1,7 +1,8 @@
-"""The two forwards of adapter training: the base over clean tokens, then masks over the base's keys and values.
+"""The two forwards of adapter training: the base over clean tokens, then the masks, which attend to the base's keys and
+values.
 
 The first forward has no gradients; it computes the keys, values and targets for all masks. The second forward contains
-only masks, and has gradients and low-rank products.
+only masks; it has gradients, and the low-rank products are added.
 """
 
 from dataclasses import dataclass
@@ -19,12 +20,12 @@ from mars_ray.method.tiles import Layout, Piece, attend, attend_piece, lay_out
 ATTENTION = "mars_adapter"
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, each [key heads, clean positions, D]."""
+"""The keys and the values of each layer at the clean positions; each tensor is [key heads, clean positions, D]."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskTile:
-    """The masks and clean slots of one attention tile."""
+    """How many masks and clean slots an attention tile has, and what the masks may attend to."""
 
     masks: int
     clean: int
@@ -37,7 +38,7 @@ class MaskLogits:
     """Outputs of both forwards at the masks."""
 
     logits_MV: Tensor
-    """Logits of masks without the sampler head."""
+    """Logits of the masks, not corrected by the sampler head."""
     hidden_MH: Tensor
     """Last hidden states of the masks."""
     teacher_MV: Tensor
@@ -45,7 +46,7 @@ class MaskLogits:
     slot_M: Tensor
     """Slot of each mask, numbered across all packed sequences."""
     before_M: Tensor
-    """Token before the target of each mask: the clean token at its position."""
+    """Token before each mask's target, which is the clean token at the mask's own position."""
 
 
 def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> MaskLogits:
@@ -86,7 +87,7 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
 
 
 def _tiles(layout: Layout, noisy_P: Tensor) -> tuple[list[list[Piece]], list[MaskTile]]:
-    """Split tiles into clean pieces, whose keys are numbered from the first clean slot, and masks."""
+    """Split each tile into its masks and its clean pieces, and number the pieces' keys from the first clean slot."""
     clean_tiles: list[list[Piece]] = []
     mask_tiles: list[MaskTile] = []
     start = 0
@@ -119,7 +120,8 @@ def _attend(
     mask_tiles: list[MaskTile] | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attend among clean tokens and append their keys and values to `seen`, or from masks to `seen` and to masks."""
+    """Let clean tokens attend to clean tokens and append their keys and values to `seen`; or, given `mask_tiles`, let
+    masks attend to `seen` and to masks."""
     if mask_tiles is None:
         assert tiles is not None
         seen.append((key_1KPD[0], value_1KPD[0]))

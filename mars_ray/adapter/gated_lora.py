@@ -2,12 +2,12 @@
 
 In:    outputs of linear layers of a base network, and the positions of masks.
 Out:   the same outputs, with low-rank products added at the masks.
-Never: changes other positions or weights of the base; without masks, the output equals the base's bit for bit.
+Never: changes other positions or weights of the base; without masks, the output equals that of the base bit for bit.
 
-Source: arXiv 2507.11851. Unlike there, the embedding of a mask depends on its number in the block. `sampler_head`
-corrects the logits of masks.
+Source: arXiv 2507.11851. Unlike in that paper, the embedding of a mask depends on its place in the block.
+`sampler_head` corrects the masks' logits.
 
-Letters: M masks, N packed positions, K masks of a block.
+Letters: M masks, N packed positions, K mask embeddings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,9 +32,9 @@ class LoraShape:
     alpha: float
     """Products are scaled by alpha / rank."""
     masks: int
-    """Number of mask embeddings; further masks of a block share the last embedding."""
+    """Number of mask embeddings; if a block has more masks, the further ones share the last embedding."""
     linears: dict[str, tuple[int, int]]
-    """Sizes (in, out) of each adapted linear layer, by name in the network."""
+    """Sizes (in, out) of each adapted linear layer, keyed by the layer's name in the network."""
 
 
 class LowRank(nn.Module):
@@ -61,21 +61,23 @@ class GatedLoRA(nn.Module):
         self.mask_embedding_KH = nn.Parameter(torch.zeros(shape.masks, hidden))
         self.sampler = SamplerHead(hidden)
         self.factors = {name: LowRank(shape.rank, *sizes) for name, sizes in shape.linears.items()}
-        """Factors of each linear layer, by name."""
+        """Factors of each linear layer, keyed by the layer's name."""
         self._registered = nn.ModuleList(self.factors.values())  # parameter names must not contain dots
         self.scale = shape.alpha / shape.rank
-        """Scale of the products."""
+        """Number by which each product is multiplied."""
         self._open = False
         self._where_M: Tensor | None = None
 
     def masks(self, offset_M: Tensor) -> Tensor:
-        """Return the embeddings of masks, [M, hidden]; `offset_M` counts the masks before each mask in its block."""
+        """Return the embeddings of masks as a tensor [M, hidden]; `offset_M` counts the masks before each mask in its
+        block."""
         embedding_MH: Tensor = self.mask_embedding_KH[offset_M.clamp(max=self.shape.masks - 1)]
         return embedding_MH
 
     @contextmanager
     def at(self, where_M: Tensor | None) -> Iterator[None]:
-        """Add the products in forwards within this context, at the packed positions `where_M` or, if None, at all."""
+        """Let forwards in this context add the products, at the packed positions `where_M` or, if it is None, at all
+        positions."""
         self._open = True
         self._where_M = where_M
         try:
@@ -125,7 +127,8 @@ class GatedLoRA(nn.Module):
 
 
 def linears_of(network: Any, names: Sequence[str] | None) -> dict[str, tuple[int, int]]:
-    """Return the sizes of the linear layers called `names`, or of all but the output embedding if `names` is None.
+    """Return the sizes of the linear layers that have one of `names`, or, if it is None, of all linear layers except
+    the output embedding.
 
     Raises `AdapterError` if no layer has such a name.
     """
@@ -144,7 +147,7 @@ def linears_of(network: Any, names: Sequence[str] | None) -> dict[str, tuple[int
 
 
 def new_adapter(network: Any, *, rank: int, alpha: float, masks: int, names: Sequence[str] | None) -> GatedLoRA:
-    """Return a new adapter attached to `network`; mask embeddings start as the mean of all token embeddings."""
+    """Return a new adapter attached to `network`; each mask embedding starts as the mean of all token embeddings."""
     table = network.get_input_embeddings().weight
     linears = linears_of(network, names)
     adapter = GatedLoRA(LoraShape(rank=rank, alpha=alpha, masks=masks, linears=linears), table.shape[1])

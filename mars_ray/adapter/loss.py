@@ -1,6 +1,6 @@
 """The loss of adapter training, and the lookahead of an adapter on held-out data.
 
-Letters: as in `sampler_head`; V vocabulary.
+Letters: as in `sampler_head`, plus V for the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ from mars_ray.method.streams import IGNORE, Streams
 class AdapterLoss(nn.Module):
     """Loss at the masks of an adapter. The base is not a submodule, because it has no gradients.
 
-    `distill` is the weight of the base's distribution in the target of a mask; the rest is the token of the data.
-    Masks are trained without the sampler head, and the head is trained on detached masks.
+    `distill` is the weight of the base's distribution in the target of a mask; the remaining weight goes to the token
+    in the data. The masks are trained on their uncorrected logits, and the sampler head on detached hidden states of
+    the masks.
     """
 
     def __init__(self, network: PreTrainedModel, adapter: GatedLoRA, distill: float) -> None:
@@ -28,11 +29,11 @@ class AdapterLoss(nn.Module):
         network.set_attn_implementation(ATTENTION)
         network.requires_grad_(False)
         self.adapter = adapter
-        self._base = (network,)  # a tuple hides the network from torch
+        self._base = (network,)  # in a tuple, so that torch does not register the network
         self._distill = distill
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the masks' cross-entropies, and the base's sum at the same positions.
+        """Return the weighted sum of the masks' cross-entropies, and the sum of the base's at the same positions.
 
         Both are float32 scalars; the second has no gradient.
         """
@@ -50,7 +51,7 @@ class AdapterLoss(nn.Module):
         return (loss_M * weight_M).sum(), base_M.sum()
 
     def _change_by_sampler(self, masks: MaskLogits, label_M: Tensor) -> Tensor:
-        """Return the change that the sampler head makes to each mask's cross-entropy, float32 [M]."""
+        """Return the change that the sampler head makes to each mask's cross-entropy, as float32 [M]."""
         candidates = sampled(self._base[0], self.adapter, masks)
         log_total_M = _logsumexp(masks.logits_MV)
         teacher_MC = (
@@ -63,12 +64,13 @@ class AdapterLoss(nn.Module):
 
 @torch.no_grad()
 def _logsumexp(logits_MV: Tensor) -> Tensor:
-    """Return the log-sum-exp of the logits of each mask, float32 [M], computed a few masks at a time."""
+    """Return the log-sum-exp of each mask's logits as float32 [M], computed for a few masks at a time."""
     return torch.cat([part.float().logsumexp(dim=-1) for part in torch.split(logits_MV, 64)])
 
 
 def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> Candidates:
-    """Return the most likely tokens of masks, corrected by the sampler head; only the head gets gradients."""
+    """Return the most likely tokens of the masks, with logits corrected by the sampler head; only the head gets
+    gradients."""
     with torch.no_grad():
         logit_MC, token_MC = likeliest(masks.logits_MV)
         logit_MC = logit_MC.float()
@@ -80,12 +82,13 @@ def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> 
 
 @dataclass(frozen=True, slots=True)
 class HeldoutAgreement:
-    """Agreement of masks with the most likely token of the base at the same position."""
+    """How often the masks' most likely tokens agree with the base's most likely tokens at the same positions."""
 
     tokens_per_forward: float
-    """1 + the mean number of agreeing masks in a row: the tokens per forward of exact mode at block starts."""
+    """1 + the mean number of masks that agree in a row from the start of a block. In exact mode, a forward at the start
+    of a block yields this many tokens."""
     by_offset: list[float]
-    """Share of masks that agree, by the number of masks before them in the block."""
+    """Share of masks that agree, indexed by the number of masks before them in the block."""
 
 
 @torch.no_grad()

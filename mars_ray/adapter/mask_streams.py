@@ -11,7 +11,7 @@ from mars_ray.method.streams import IGNORE, PADDING, PackedRows, Streams, clean_
 
 
 def mask_streams(rows: PackedRows, *, block: int, phase_RT: Tensor | int = 0, decay: float = 1.0) -> Streams:
-    """Build `[masks | clean]` with at most `block` masks in a block.
+    """Build the streams `[masks | clean]`, with at most `block` masks in a block.
 
     At a mask, `tokens_RS` holds the number of masks before it in its block. The label of a mask is the next token. Its
     twin, the clean token at the same position, has the same label; other clean tokens have no label.

@@ -1,8 +1,8 @@
 """The sampler head of an adapter: corrects the logits of a mask, given the token chosen before it.
 
 All masks of a block are decoded in one forward. A mask therefore does not know the token at the mask before it, and two
-likely tokens may not fit together. Once the token before a mask is known, the head corrects the logits of the most
-likely candidates, which takes little time compared with a forward.
+tokens that are each likely may not fit together. Once the token before a mask is known, the head corrects the logits of
+the most likely candidates, which takes little time compared with a forward.
 
 Source: arXiv 2507.11851, whose sampler computes the logits of the whole vocabulary.
 
@@ -18,13 +18,13 @@ from torch.nn.functional import rms_norm, silu
 from mars_ray.errors import AdapterError
 
 CANDIDATES = 32
-"""Number of most likely tokens per mask whose logits are corrected."""
+"""How many of each mask's most likely tokens get corrected logits."""
 CHUNK = 64
 WIDTH = 512
 
 
 def check_shape(name: str, tensor: Tensor, needed: tuple[int, ...]) -> None:
-    """Raise `AdapterError` unless `tensor` has the shape `needed`; `name` is for the message."""
+    """Raise `AdapterError` unless `tensor` has the shape `needed`; `name` names the tensor in the message."""
     if tuple(tensor.shape) != needed:
         raise AdapterError(
             f"The adapter does not fit the model: its tensor {name} has the shape {tuple(tensor.shape)}; the model "
@@ -51,15 +51,15 @@ class SamplerHead(nn.Module):
         check_shape("sampler.write.weight", self.write.weight, (hidden, width))
 
     def read(self, hidden_MH: Tensor) -> Tensor:
-        """Return the part of the input that depends only on the masks, [M, W]."""
+        """Return the part of the head's inner layer that depends only on the masks, as [M, W]."""
         read_MW: Tensor = self.read_hidden(rms_norm(hidden_MH, hidden_MH.shape[-1:]))
         return read_MW
 
     def correction(self, read_MW: Tensor, before_MH: Tensor, candidate_MCH: Tensor) -> Tensor:
-        """Return the corrections to add to the logits of candidates, [M, C].
+        """Return the corrections to add to the candidates' logits, as [M, C].
 
-        `before_MH` holds the input embeddings of the tokens before the masks, `candidate_MCH` the output embeddings of
-        the candidates.
+        `before_MH` holds the input embeddings of the tokens before the masks, and `candidate_MCH` the output embeddings
+        of the candidates.
         """
         read_MW = silu(read_MW + self.read_token(rms_norm(before_MH, before_MH.shape[-1:])))
         correction_MC: Tensor = (candidate_MCH @ self.write(read_MW)[:, :, None])[:, :, 0]
@@ -69,8 +69,8 @@ class SamplerHead(nn.Module):
 def likeliest(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the `CANDIDATES` largest logits of each mask in descending order, and their tokens, both [M, C].
 
-    A top-k over the whole vocabulary would take longer than the head. The largest logits are in the chunks with the
-    largest maxima.
+    A top-k over the whole vocabulary would take longer than the head. The vocabulary is split into chunks; the largest
+    logits are in the chunks with the largest maxima.
     """
     M, V = logits_MV.shape
     if V <= CANDIDATES * CHUNK:
@@ -98,6 +98,7 @@ class Candidates:
         return self.token_MC.gather(1, self.corrected_MC.argmax(dim=-1, keepdim=True))[:, 0]
 
     def log_total(self, log_total_M: Tensor) -> Tensor:
-        """Return the log-sum-exp of all corrected logits of each mask, [M]; `log_total_M` is the uncorrected value."""
+        """Return the log-sum-exp of each mask's corrected logits over the whole vocabulary, as [M]; `log_total_M` holds
+        the uncorrected values."""
         others_M = (1 - (self.logit_MC - log_total_M[:, None]).exp().sum(dim=-1)).clamp(min=1e-6)
         return torch.logaddexp(log_total_M + others_M.log(), self.corrected_MC.logsumexp(dim=-1))

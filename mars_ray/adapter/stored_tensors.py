@@ -1,6 +1,6 @@
 """Convert an adapter to the named tensors of its file and back, with rounding to 8 bits.
 
-In:    an adapter; or the tensors of an untrusted file, with rank and alpha.
+In:    an adapter; or the tensors of an untrusted file, and the rank and alpha.
 Out:   named tensors; or an adapter in float32.
 Never: builds an adapter before every tensor has a known name, the right shape and finite values.
 """
@@ -25,9 +25,9 @@ LARGEST_INT8 = 127
 
 
 def stored_tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of an adapter, by name in a file.
+    """Return the tensors to store for an adapter, keyed by their names in the file.
 
-    With `torch.int8`, a matrix has one scale per row, and mask embeddings and the bias are in bfloat16.
+    With `torch.int8`, each matrix has one scale per row, and the mask embeddings and the bias are stored in bfloat16.
     """
     plain = torch.bfloat16 if dtype is torch.int8 else dtype
     tensors: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ def adapter_of(tensors: Mapping[str, Tensor], rank: object, alpha: object) -> Ga
 
 
 def _parameters(adapter: GatedLoRA) -> dict[str, Tensor]:
-    """Return the parameters of an adapter, by name in a file."""
+    """Return the parameters of an adapter, keyed by their names in the adapter file."""
     factors = {
         f"{PREFIX}{name}{half}": factor
         for name, pair in adapter.factors.items()
@@ -84,7 +84,7 @@ def _parameters(adapter: GatedLoRA) -> dict[str, Tensor]:
 
 
 def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all tensors except scales in float32; int8 tensors are multiplied by their scales."""
+    """Return all tensors except the scales, converted to float32; int8 tensors are multiplied by their scales."""
     weights = {}
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
@@ -100,7 +100,7 @@ def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             weights[name] = restored(tensor, tensors[name + SCALE])
         else:
             weights[name] = tensor.float()
-        if not bool((weights[name].abs() <= LARGEST).all()):  # the comparison is also false for NaN
+        if not bool((weights[name].abs() <= LARGEST).all()):  # false for NaN too
             raise AdapterError(f"the tensor {name} holds values that are NaN or larger than {LARGEST:g}.")
     return weights
 
@@ -120,7 +120,7 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
 
 
 def rounded(factor_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nearest int8 values, [R, C], and a float32 scale for each row, [R, 1]."""
+    """Return the nearest int8 values as [R, C], and a float32 scale for each row as [R, 1]."""
     factor_RC = factor_RC.float()
     scale_R1 = factor_RC.abs().amax(dim=1, keepdim=True) / LARGEST_INT8
     # A row of zeros has scale 0, so the divisor is clamped.

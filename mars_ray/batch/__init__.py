@@ -1,1 +1,2 @@
-"""Answer files of prompts row by row, and write the answers to parquet files and the errors to an errors file."""
+"""Answer each row of the input files, and write the answers to parquet or JSONL files and the errors to an errors
+file."""

@@ -42,7 +42,7 @@ def status(
         bool, typer.Option("--once", help="Print once and exit. This is the default without a terminal.")
     ] = False,
 ) -> None:
-    """Show replicas, load, thresholds and the reasons for them until Ctrl-C."""
+    """Show the replicas, the load, and the thresholds with the reasons for them, until Ctrl-C is pressed."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if once or not console.is_terminal:
         console.print(*_tables(_send("GET", url, api_key)))
@@ -76,7 +76,7 @@ def set_threshold(
 
 @threshold_app.command("clear")
 def clear_threshold(service_class: ServiceClass = None, url: Url = URL, api_key: ApiKey = None) -> None:
-    """Let the policy decide again."""
+    """Clear an override, so that the policy decides again."""
     params = {} if service_class is None else {"service_class": service_class}
     _send("DELETE", url, api_key, "/threshold", params=params)
     _print_line(f"the policy decides for {service_class or 'all classes'}.")
@@ -103,7 +103,7 @@ def _send(method: str, url: str, api_key: str | None, path: str = "", **argument
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Return the number of seconds in a text such as 10m. Raises `ConfigError`."""
+    """Convert a duration such as 10m to seconds. Raises `ConfigError` if it is invalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match is None or float(match[1]) == 0:
         raise ConfigError(f"{option} is {text!r}; give a time such as 90s, 10m or 2h.")
@@ -154,6 +154,8 @@ def _tables(status: dict[str, Any]) -> list[Table]:
             _shown(point and point["agreement"], ".4f"),
             f"{replica['age_s']:.1f} s ago",
         )
+    replicas.caption = escape(status["rehearsal"]) or None
+    replicas.caption_justify = "left"
     return [classes, replicas]
 
 

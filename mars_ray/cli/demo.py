@@ -19,7 +19,7 @@ def demo(
     adapter: AdapterOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare modes ar, exact and threshold on this machine, and race them on a few prompts.
+    """Compare the modes ar, exact and threshold on this machine, and race them on a few prompts.
 
     Without --model, the bundled model answers 240 prompts at each setting, which takes a minute.
     """

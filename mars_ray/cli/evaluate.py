@@ -1,4 +1,4 @@
-"""The command `mars-ray evaluate`, which measures accuracy and speed of a model at each threshold."""
+"""The command `mars-ray evaluate`, which measures the accuracy and speed of a model at each threshold."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -68,7 +68,7 @@ def evaluate(
     """Measure accuracy, agreement and speed at each threshold, and write results.json and report.html.
 
     Exit codes: 0 complete, 3 complete with unanswered questions, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143
-    stopped by SIGTERM. After 1, 130 and 143 the same command resumes the evaluation.
+    stopped by SIGTERM. After exit code 1, 130 or 143, running the same command again resumes the evaluation.
     """
     from mars_ray.evaluation.run.options import EvaluateOptions
     from mars_ray.evaluation.run.ray_evaluate import evaluate as run
@@ -126,7 +126,7 @@ def _show(results: "Results", output: str) -> None:
         table.add_row(
             name, *_cells(metrics), f"{speed.tokens_per_s:,.0f} ± {speed.tokens_per_s_std:,.0f}", _agreed(metrics)
         )
-    # Without a terminal there is no width, so use one that fits every cell.
+    # Without a terminal, the output has no width, so set one at which every cell fits.
     width = None if os.isatty(1) else 120
     console = Console(soft_wrap=False, width=width, highlight=False)
     console.print(table)

@@ -17,6 +17,7 @@ from mars_ray.cli.shared import (
     AdapterOption,
     AsJson,
     Model,
+    Rehearse,
     TemperatureOrModel,
     with_worker_options,
 )
@@ -102,6 +103,7 @@ def generate(
     dry_run: DryRun = None,
     new: New = False,
     retry_errors: RetryErrors = False,
+    rehearse: Rehearse = None,
     as_json: AsJson = False,
     *,
     workers: "WorkerOptions",
@@ -109,7 +111,7 @@ def generate(
     """Answer every row of a data set with Ray Data.
 
     Exit codes: 0 complete, 3 complete with errors, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 stopped by
-    SIGTERM. After 1, 130 and 143 the same command resumes the job.
+    SIGTERM. After exit code 1, 130 or 143, running the same command again resumes the job.
     """
     from mars_ray.batch.run.options import GenerateOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -124,7 +126,7 @@ def generate(
         sampling=replace(sampling, grammar=_grammar(schema, regex)),
         sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
-        workers=workers,
+        workers=replace(workers, rehearse=rehearse),
     )
     options = replace(options, template=_template(template), prompt_column=prompt_column, trace=trace)
     options = replace(options, format=file_format, limit=limit, new=new, retry_errors=retry_errors)
@@ -196,6 +198,8 @@ def _show(report: "JobReport") -> None:
         console.print(f"{report.cut:,} answers end at the length limit (--max-tokens)", markup=False)
     if report.deadline:
         console.print(report.deadline, markup=False)
+    if report.rehearsal:
+        console.print(report.rehearsal, markup=False)
     console.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
     if report.errors:
         command = shlex.join(["mars-ray", *sys.argv[1:]])

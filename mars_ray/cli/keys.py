@@ -1,6 +1,6 @@
 """The commands `mars-ray keys ...`, which manage the API keys of endpoints.
 
-A key is shown only once; the file stores its hash.
+A key is shown only once; the key file stores its hash.
 """
 
 import sys
@@ -29,7 +29,7 @@ def add(
         typer.Option("--class", help="Class of service. Default: the first class of the serve config."),
     ] = None,
 ) -> None:
-    """Add a key and print it. The key is shown only once; the file stores its hash."""
+    """Add a key and print it. The key is shown only once; the key file stores its hash."""
     key = add_key(file, name, role, service_class)
     print(key)
     _print_line(

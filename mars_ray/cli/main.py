@@ -1,7 +1,7 @@
-"""The command line: arguments -> options -> one call.
+"""The command line, which turns arguments into options and makes one call.
 
 Results go to standard output, and progress and errors to standard error. An error that the user can fix is printed as
-one line, and the exit code tells its kind (see `errors` and `program`).
+one line, and the exit code tells the kind of error (see `errors` and `program`).
 """
 
 from importlib.metadata import version

@@ -31,7 +31,7 @@ def plan(
     seed: Annotated[int, typer.Option(help="Seed of routing and classes.")] = 0,
     json_file: ReportFile = None,
 ) -> None:
-    """Find the replicas, price and quality for a trace, by simulation, for each way of decoding."""
+    """Find out by simulation how many replicas a trace needs, and their price and quality, for each way of decoding."""
     from mars_ray.simulate.plan_command import PlanOptions, run_plan
 
     options = PlanOptions(

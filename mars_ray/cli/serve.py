@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.shared import ADAPTER_HELP, MODEL_HELP, QuantizeOption
+from mars_ray.cli.shared import ADAPTER_HELP, MODEL_HELP, QuantizeOption, Rehearse
 
 SEVERAL = " Repeat NAME=DIR to serve several; callers choose one by using its name as the model."
 
@@ -20,6 +20,7 @@ def serve(
         int | None,
         typer.Option(min=1, help="Threads and CPUs per engine. Default: engines share the CPUs of this machine."),
     ] = None,
+    rehearse: Rehearse = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on. Without API keys, it must be a loopback address.")
     ] = None,
@@ -35,12 +36,12 @@ def serve(
         config,
         model=model,
         adapters=adapter or (),
-        engine={"quantize": quantize, "threads": threads},
+        engine={"quantize": quantize, "threads": threads, "rehearse": rehearse},
         host=host,
         port=port,
     )
     with TemporaryDirectory(prefix="mars-ray-") as folder:
-        set_environment(Path(folder), fields["http_options"])  # before the imports below, because Ray reads it then
+        set_environment(Path(folder), fields["http_options"])  # set before the imports below, which make Ray read it
         from mars_ray.serve.ray.run_endpoint import run
         from mars_ray.serve.ray.schema import schema_of
 

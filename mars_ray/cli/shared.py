@@ -51,6 +51,10 @@ QuantizeOption = Annotated[
     Quantize | None,
     typer.Option("--quantize", help="Round the weights to 8 or 4 bits when the engine starts (CPU only)."),
 ]
+Rehearse = Annotated[
+    str | None,
+    typer.Option(help="Take the step times of another machine and network, such as h200/qwen2.5-7b or a YAML file."),
+]
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 WITH_ERRORS = 3
@@ -58,7 +62,7 @@ WITH_ERRORS = 3
 
 
 def with_worker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the `workers` parameter of a command, a `WorkerOptions`, with one command-line option per field."""
+    """Replace a command's parameter `workers`, a `WorkerOptions`, with one command-line option per field."""
     command_parameters = [
         parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "workers"
     ]
@@ -89,7 +93,7 @@ def _worker_options(
 
 
 def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:
-    """Print results as a table, and with `as_json` also as one line of JSON."""
+    """Print results as a table, followed by one line of JSON if `as_json` is set."""
     table = Table(title=title, show_header=False)
     for name, value in results.items():
         table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))

@@ -46,7 +46,7 @@ def simulate(
     plot: Plot = None,
     json_file: SecondsFile = None,
 ) -> None:
-    """Simulate a cluster on a trace, with the engine's rules and the real controller."""
+    """Simulate a cluster on a trace, using the engine's rules and the real controller."""
     from mars_ray.simulate.command import SimulateOptions, run_simulation
 
     options = SimulateOptions(

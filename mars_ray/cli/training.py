@@ -13,7 +13,7 @@ from mars_ray.cli.shared import AdapterOption, AsJson, Model, show_results
 def train(
     config: Annotated[Path, typer.Option(help="YAML file of the run; see pipelines/.")], as_json: AsJson = False
 ) -> None:
-    """Fine-tune a model with Ray Train. The same command resumes a stopped run."""
+    """Fine-tune a model with Ray Train. Running the same command again resumes a stopped run."""
     from mars_ray.training.config import read_config
     from mars_ray.training.ray_trainer import train as run
     from mars_ray.training.run_folder import RunFolder
@@ -34,7 +34,7 @@ def prepare(
     bad_records: Annotated[Literal["error", "drop"], typer.Option()] = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise and pack training data, and report the counts. `train` also does this by itself."""
+    """Tokenise and pack training data, and report the counts. `train` does the same before it trains."""
     from mars_ray.data.ray_prepare import PrepareOptions
     from mars_ray.data.ray_prepare import prepare as run
     from mars_ray.model.resolve import resolve_model
@@ -69,7 +69,7 @@ def calibrate(
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 256,
     as_json: AsJson = False,
 ) -> None:
-    """Measure speed, agreement and accuracy at each threshold, and write them into the card, mars.json."""
+    """Measure speed, agreement and accuracy at each threshold, and write them into the model card, mars.json."""
     from mars_ray.adapter.card import resolve_adapter
     from mars_ray.evaluation.calibration.calibrate import CalibrateOptions
     from mars_ray.evaluation.calibration.calibrate import calibrate as run

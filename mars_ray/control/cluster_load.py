@@ -1,7 +1,7 @@
 """The load on one replica or on a cluster, as policies see it.
 
-In:    demand and speed.
-Out:   the share of a replica's time that the demand takes at given thresholds, within a promised time per token.
+In:    the demand on the replicas and their speed.
+Out:   the share of a replica's time that the demand takes at given thresholds while a promised time per token is kept.
 Never: makes decisions.
 """
 
@@ -23,7 +23,8 @@ class Backlog:
     """Remaining work of a batch job, as reported by its driver. Raises `ReportError` for invalid values."""
 
     tokens: float
-    """Estimated tokens still to be generated. Running rows count in full, which leaves time for the last of them."""
+    """Estimated tokens still to be generated. Running rows count in full, as if not begun, which leaves time for the
+    last of them to end."""
     seconds: float | None
     """Seconds left until the deadline, negative once it has passed; None for a job without a deadline."""
 
@@ -46,7 +47,7 @@ class BatchJobState:
 
 
 DRAIN_S = 2.0
-"""Seconds in which a queue should be worked off. Waiting requests therefore count as demand too."""
+"""Seconds within which a queue should be worked off, which is why waiting requests count as demand too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,8 @@ class ClusterLoad:
     def request_seconds(self, name: str, threshold: float, tpot_s: float | None = None) -> float:
         """Return the seconds of a busy replica's time that one request of a class takes.
 
-        The replica runs `rows` sequences. With `tpot_s`, it runs no more sequences than can each get a token every
-        `tpot_s` seconds while prompts are read too.
+        The replica runs `rows` sequences. If `tpot_s` is given, it runs only as many sequences as can each get a token
+        every `tpot_s` seconds while prompts are also being read.
         """
         assert self.speed is not None
         demand = self._class(name)

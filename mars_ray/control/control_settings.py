@@ -15,8 +15,8 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 
 FLOOR = 0.9
-"""The floor of classes that set none. Below it, each additional token per forward costs several times as much quality
-(arXiv 2604.07023, GSM8K)."""
+"""Floor of classes that do not set one. Below this threshold, each additional token per forward costs several times as
+much quality (arXiv 2604.07023, GSM8K)."""
 
 PolicyName = Literal["fixed", "load", "slo", "capacity", "deadline"]
 
@@ -47,12 +47,12 @@ class ControlSettings(_Settings):
     recover_s: float = Field(40.0, ge=0)
     """Seconds for which the load must have allowed a higher threshold before the threshold rises."""
     min_agreement: float = Field(0.95, ge=0, le=1)
-    """Minimum share of tokens that equal those of autoregressive decoding, by calibration or live audit. Thresholds
-    with less agreement are never used."""
+    """Minimum share of tokens that equal those of autoregressive decoding, as measured by calibration or live audit.
+    Thresholds with lower agreement are never used."""
     max_accuracy_loss: float = Field(0.01, ge=0, le=1)
-    """Maximum share of right answers that a threshold may lose against threshold 1, by calibration. Thresholds that
-    lose more are never used. The default follows MLPerf Inference, where a system counts as the same model if it keeps
-    99 % of the reference's accuracy."""
+    """Maximum share of right answers that a threshold may lose compared with threshold 1, as measured by calibration.
+    Thresholds that lose more are never used. The default follows MLPerf Inference, where a system counts as the same
+    model if it keeps 99 % of the reference's accuracy."""
     in_time_per_accuracy: float = Field(3.0, ge=0)
     """Exchange rate: one percentage point of accuracy is given up only if at least this many more percentage points of
     requests finish in time. 0 gives up accuracy for any gain."""

@@ -1,7 +1,7 @@
 """The demand on a replica, measured from its reports.
 
-In:    reports in any order, some of them twice.
-Out:   requests per second and their sizes, by class of service; tokens per second.
+In:    reports in any order, possibly more than once.
+Out:   the rate and the mean sizes of requests, by class of service; the tokens generated per second.
 Never: counts a request twice because a report arrived twice.
 """
 
@@ -18,7 +18,7 @@ RATE_S = 8.0
 JUMP_S = 2.0
 JUMP_SIGMAS = 2.0
 """The arrival rate is at least that of the last `JUMP_S` seconds less `JUMP_SIGMAS` standard deviations, so that sudden
-load counts at once and chance does not."""
+load counts at once but random variation does not."""
 SIZES_S = 60.0
 """Seconds over which the sizes of requests are averaged."""
 TOKENS_AT_FIRST = 128.0
@@ -50,7 +50,7 @@ class DemandMeter:
         self.last = first
 
     def observe(self, report: ReplicaReport) -> bool:
-        """Add a report. Return False, without effect, if it is not newer than all earlier reports."""
+        """Add a report and return True. If it is not newer than all earlier reports, ignore it and return False."""
         if report.number <= self.last.number:
             return False
         if report.seconds < self.last.seconds:  # the replica's clock was set back: earlier times cannot be compared
@@ -93,7 +93,7 @@ class DemandMeter:
         return _demand(now, _class(self._reports[0], now.name), max(rate, jump))
 
     def _arrived(self, now: ClassState, window_s: float) -> tuple[int, float]:
-        """Return the number of arrivals within the window, and the seconds that its reports span."""
+        """Return the number of arrivals within the window, and the seconds that the reports in the window span."""
         start = self._start(window_s)
         before = _class(start, now.name)
         return max(0, now.arrived - before.arrived) if before else 0, self.last.seconds - start.seconds
@@ -108,7 +108,7 @@ def _class(report: ReplicaReport, name: str) -> ClassState | None:
 
 
 def _demand(now: ClassState, old: ClassState | None, requests_s: float) -> ClassDemand:
-    # Average the sizes of requests since `old`, or of all requests so far if there were none since.
+    # Average the sizes of requests since `old`, or of all requests so far if none came since then.
     arrived = now.arrived
     prompt_tokens = now.prompt_tokens
     if old is not None and now.arrived != old.arrived:

@@ -20,10 +20,11 @@ SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
 PLAIN = frozenset({int, float})
 MOST = 1e300
 NAMES = frozenset({"replica", "name"})
-OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s"})
-"""Fields that are None before the first measurement."""
+OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s", "rehearsal"})
+"""Fields that are None before the first measurement, or without a rehearsal."""
 _checked = deque[object]([()], maxlen=1)
-"""The profile that was last found valid. Simulated replicas all report the same object, which is checked once."""
+"""The profile that was last found valid. Simulated replicas all report the same object, so that it is checked only
+once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ def _check(name: str, path: str, value: Any) -> None:
             if not hasattr(value, field_name):
                 raise ReportError(f"{path}.{field_name} is missing.")
             item = getattr(value, field_name)
-            # Nearly all fields are valid numbers, which need no further call.
+            # Valid numbers, which nearly all fields are, need no further call.
             if not (type(item) in PLAIN and 0 <= item <= (1 if field_name in SHARES else MOST)):
                 _check(field_name, f"{path}.{field_name}", item)
     elif isinstance(value, tuple):
@@ -124,7 +125,7 @@ class Directive:
     reasons: Mapping[str, str]
     """Reason for the threshold of each class."""
     lease_s: float
-    """Seconds for which the directive holds, counted from the making of the report."""
+    """Seconds for which the directive holds, counted from the time when the report was made."""
     desired_replicas: int
     """Number of replicas that the demand needs at full quality, for the autoscaler."""
     paused: bool

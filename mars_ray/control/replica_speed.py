@@ -1,7 +1,7 @@
 """The speed of a replica at each threshold, from its step-time model and its profile.
 
-In:    rows, step time, and the tokens and positions per forward at each threshold.
-Out:   tokens per second for any number of running sequences, with the fastest block.
+In:    the number of rows, the step time, and the tokens and positions per forward at each threshold.
+Out:   the tokens per second for any number of running sequences, using the fastest block.
 Never: measures anything.
 """
 
@@ -32,7 +32,7 @@ class ReplicaSpeed:
     """Computed rates by threshold, because policies need the same ones repeatedly."""
 
     def rates(self, threshold: float) -> Array:
-        """Return the tokens per second with 1, 2, ... `rows` running sequences, [rows]."""
+        """Return the tokens per second for each number of running sequences from 1 to `rows`, as an array [rows]."""
         if threshold not in self._cache:
             self._cache[threshold] = self._rates(threshold)
         return self._cache[threshold]

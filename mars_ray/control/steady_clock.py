@@ -2,7 +2,7 @@
 
 In:    a clock in seconds.
 Out:   seconds since the steady clock was made, counting only forward steps of the given clock.
-Never: follows a step back. A clock set back by an hour would prolong a lease of five seconds by an hour.
+Never: follows a step back, because a clock set back by an hour would prolong a lease of five seconds by an hour.
 """
 
 import time

@@ -48,7 +48,7 @@ class ChatEncoder:
         return ids
 
     def encode(self, records: Sequence[Record]) -> list[Encoded | BadRecordError]:
-        """Return each record encoded, or the error for a record that the template cannot render.
+        """Return the encoding of each record, or the error if the template cannot render the record.
 
         Raises `ModelError` for a tokenizer that does not report the positions of tokens in the text.
         """
@@ -63,7 +63,7 @@ class ChatEncoder:
             text: str = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=answering
             )
-        except Exception as error:  # a template is a program and may raise anything
+        except Exception as error:  # a template is a program and may raise any error
             raise BadRecordError(f"the chat template refuses it: {error}") from error
         return text
 

@@ -28,7 +28,7 @@ ROWS_PER_GROUP = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """Outcomes of the records; the content of `packed.json`."""
+    """What became of the records: the content of `packed.json`."""
 
     records: int
     bad_records: int
@@ -71,7 +71,7 @@ class PackedWriter:
             self._writer.close()
 
     def write(self, rows: Iterable[PackedRow]) -> None:
-        """Add rows, which are written to the disk in groups."""
+        """Add rows, which are written to disk in groups."""
         for row in rows:
             self._waiting.append(row)
             self.rows += 1
@@ -140,9 +140,10 @@ def read_report(folder: AnyPath) -> PackReport | None:
 
 
 class PackedData:
-    """Random access to packed rows. Raises `DataError` without packed data, `EmptyDataError` without rows.
+    """Random access to packed rows. Raises `DataError` if the folder holds no packed data, and `EmptyDataError` if it
+    holds no rows.
 
-    All rows are held in memory, with 4 + 1 + 2 bytes per slot: a billion tokens take 7 GB in each worker of a node.
+    All rows are held in memory, in 4 + 1 + 2 bytes per slot: a billion tokens take 7 GB in each worker of a node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -180,7 +181,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _load(path: Path, report: PackReport) -> list[np.ndarray]:
-    """Read tokens, response and example as [rows, length], copying at most one group of rows at a time."""
+    """Read the tokens, response marks and example numbers as arrays [rows, length], copying at most one group of rows
+    at a time."""
     with pq.ParquetFile(path) as file:
         if file.metadata.num_rows != report.rows:
             raise ValueError(f"{path.name} has {file.metadata.num_rows} rows, {REPORT_FILE} says {report.rows}")

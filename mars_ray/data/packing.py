@@ -10,7 +10,7 @@ from typing import Literal
 from mars_ray.data.chat import Encoded
 
 OPEN_ROWS_MAX = 64
-"""Maximum number of open rows. With 64, padding is under 2 % for examples of a tenth of a row."""
+"""Maximum number of open rows. With 64, padding is under 2 % if the examples are a tenth of a row long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class Packer:
         self.truncated = 0
 
     def add(self, encoded: Encoded) -> list[PackedRow]:
-        """Add one example, and return the rows that this closes, at most two."""
+        """Add one example, and return the rows that are closed as a result, which are at most two."""
         if len(encoded.tokens) > self._length:
             encoded = Encoded(encoded.tokens[: self._length], encoded.response[: self._length])
             if self._overlong == "drop" or not encoded.response.any():

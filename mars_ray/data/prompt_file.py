@@ -13,7 +13,7 @@ READ_RECORDS = 256
 
 
 def read_prompts(path: AnyPath) -> list[Conversation]:
-    """Read all prompts. Raises `DataError`, which names the first unusable record."""
+    """Read all prompts. Raises a `DataError` that names the first unusable record, if there is one."""
     check_source(path)
     numbers = count(1)
     prompts = [

@@ -1,4 +1,5 @@
-"""Turn records into packed rows: Ray Data reads and tokenises them, and this process packs them in order (shell)."""
+"""Ray shell: turn records into packed rows. Ray Data reads and tokenises the records, and this process packs them in
+order."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
 
 ROWS_PER_BLOCK = 1024
-"""Records per tokenising task: some tenths of a second of work, compared with milliseconds of overhead by Ray."""
+"""Records per tokenising task. They take a few tenths of a second, whereas Ray's overhead is a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
 
 
 def _tokenised(source: AnyPath, model: SharedFolder) -> Iterator[list[Encoded | str]]:
-    """Yield the outcomes of each block of records: an example, or the reason why there is none."""
+    """Yield one list per block of records; for each record it holds an example, or the reason why there is none."""
     dataset = read_raw(source, ROWS_PER_BLOCK).map_batches(
         _tokenise, fn_kwargs={"model": model}, batch_format="pyarrow"
     )
@@ -110,7 +111,7 @@ def _encoder(model: SharedFolder) -> ChatEncoder:
 
 
 def _tokenise(batch: pa.Table, model: SharedFolder) -> pa.Table:
-    """Turn JSON texts into ids, response marks and problems; a problem is empty for a good record."""
+    """Turn JSON texts into token ids, response marks and problems; the problem of a good record is empty."""
     parsed = [_parse(raw) for raw in batch["raw"].to_pylist()]
     encoded = iter(_encoder(model).encode([record for record in parsed if isinstance(record, Record)]))
     outcomes = [next(encoded) if isinstance(record, Record) else record for record in parsed]

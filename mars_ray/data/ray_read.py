@@ -1,4 +1,4 @@
-"""Read records into a Ray dataset as a stream, in order and in one task (shell)."""
+"""Ray shell: read records into a Ray dataset as a stream, in order and in one task."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,8 +23,8 @@ CHUNK_RECORDS = 1024
 def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
     """Read JSONL (plain, gz or zst) or parquet as a binary column `raw` with the JSON text of each record.
 
-    Blank lines are left out. Text that is not JSON stays in the column, so that its parser can report it. An unreadable
-    file raises an error in a worker, so call `record_file.check_source` first.
+    Blank lines are left out. Text that is not JSON stays in the column, so that the parser of the records can report
+    it. An unreadable file raises an error in a worker, so call `record_file.check_source` first.
     """
     absolute = path.absolute()
     return read_stream(partial(_tables, absolute), [absolute], rows_per_block, here=isinstance(path, Path))
@@ -35,7 +35,7 @@ def read_stream(
 ) -> ray.data.Dataset:
     """Return a dataset of the tables that one task yields, split into blocks of `rows_per_block` rows.
 
-    `paths` are the files that the tables come from. With `here` the task runs on this machine.
+    `paths` are the files that the tables come from. If `here` is true, the task runs on this machine.
     """
     # The task requests no CPU, because this machine may be a head without CPUs, or all CPUs may be busy.
     # Without the repartition, the single block of the task would not be split. After a map, Ray would fuse the
@@ -48,7 +48,7 @@ def read_stream(
 def our_error(error: RayError) -> MarsRayError | None:
     """Return the `MarsRayError` that made a worker fail, or None if it failed with another error."""
     cause: BaseException | None = error
-    # The error that Ray raises also has our class, but its message is the stack trace of the worker.
+    # The error that Ray raises is also a `MarsRayError`, but its message is the worker's stack trace.
     while isinstance(cause, RayError) or not (cause is None or isinstance(cause, MarsRayError)):
         cause = getattr(cause, "cause", None) or cause.__cause__
     # Ray writes advice on retries below the message.
@@ -56,7 +56,8 @@ def our_error(error: RayError) -> MarsRayError | None:
 
 
 class _Stream(Datasource):  # type: ignore[misc]  # Ray is untyped to us
-    """Tables that one task yields. Ray's own text reader would hold a whole file in memory, and split at U+0085."""
+    """Tables that one task yields. Ray's own text reader would hold a whole file in memory, and split lines at
+    U+0085."""
 
     def __init__(self, tables: Callable[[], Iterator[pa.Table]], paths: Sequence[AnyPath]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Read the JSON texts of a file of records in order, in chunks: JSONL (plain, gz or zst) or parquet.
 
-Blank lines are left out. Text that is not JSON is passed on unchanged, and its parser reports it. A line ends only at a
-line feed, because JSON strings may contain other characters that Unicode treats as line ends.
+Blank lines are left out. Text that is not JSON is passed on unchanged, for the parser of the records to report. A line
+ends only at a line feed, because JSON strings may contain other characters that Unicode treats as line ends.
 """
 
 import json
@@ -24,14 +24,15 @@ GIVE = "Give a .parquet file or JSONL: .jsonl, .jsonl.gz or .jsonl.zst."
 
 READ_BYTES = 1 << 20
 RECORD_BYTES_MAX = 64 << 20
-"""Maximum bytes of a line. A longer line means a file of another kind, which would fill the memory."""
+"""Maximum bytes of a line. A longer line shows that the file is of another kind, and reading it could fill the
+memory."""
 
 
 def check_source(path: AnyPath) -> None:
-    """Raise `DataError` if `path` is missing, damaged or of another kind, `ConfigError` if its store is unreachable.
+    """Raise `DataError` if `path` is missing, damaged or unsupported, and `ConfigError` if its store is unreachable.
 
     Compressed files and parquet are read to the end, which is many times faster than tokenising them. An incomplete
-    download is therefore found now instead of after hours of work.
+    download is thus found now instead of after hours of work.
     """
     check_reachable(path)
     if path.is_dir():
@@ -93,6 +94,7 @@ def _damage_named(path: AnyPath) -> Iterator[None]:
         yield
     except DataError:
         raise
-    # Arrow raises ValueError or OverflowError for a value that Python cannot represent; stores have their own errors.
+    # Arrow raises ValueError or OverflowError for a value that Python cannot represent; object stores raise errors of
+    # their own.
     except Exception as error:
         raise DataError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error

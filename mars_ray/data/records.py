@@ -13,12 +13,12 @@ Message = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 UNSUPPORTED = ("tool_calls", "function_call")
-"""Parts of a message that are refused, because without them a model would learn incomplete answers."""
+"""Parts that make a message invalid: if they were left out, a model would learn incomplete answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A conversation whose assistant turns a model learns."""
+    """A conversation from whose assistant turns a model learns."""
 
     messages: tuple[Message, ...]
 
@@ -82,7 +82,7 @@ def _text(fields: dict[str, Any], name: str) -> str:
 
 
 def _unicode(name: str, text: str) -> str:
-    """Return `text`. Raises `BadRecordError` for half of a surrogate pair, which JSON allows but no tokenizer does."""
+    """Return `text`. Raises `BadRecordError` for half of a surrogate pair, which JSON allows but tokenizers do not."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,5 +1,5 @@
-"""Find the files of records of an input: a file, a folder, or a pattern such as `data/**/*.jsonl`, on this machine or
-in a store.
+"""Find the record files that an input names. An input is a file, a folder, or a pattern such as `data/**/*.jsonl`, on
+this machine or in an object store.
 
 The files are sorted, so the same input always gives the same rows in the same order. Names that begin with a dot or an
 underscore are left out, as in Spark and similar tools, unless the input itself contains such a name. Links to folders
@@ -20,9 +20,9 @@ HIDDEN = (".", "_")
 
 
 def find_sources(name: str) -> tuple[AnyPath, ...]:
-    """Return the files of the input `name`, at least one.
+    """Return the files that the input `name` stands for, which are at least one.
 
-    Raises `DataError` if there is no file, and `ConfigError` for an unreachable store.
+    Raises `DataError` if there is no file, and `ConfigError` if the store is unreachable.
     """
     files = _stored(name) if is_url(name) else _here(str(locate(name)))
     named = [part for part in Path(name).parts if part.startswith(HIDDEN)]

@@ -13,11 +13,11 @@ class RacePrompt:
     workload: str
     question: str
     example: tuple[str, str] | None = None
-    """A question of the same kind and its answer, which are put before `question`."""
+    """A question of the same kind and its answer, placed before `question`."""
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation up to the question."""
+        """The conversation, which ends with the question."""
         turns = zip(("user", "assistant"), self.example or (), strict=False)
         return [
             *({"role": role, "content": content} for role, content in turns),
@@ -63,7 +63,7 @@ class Lane(Sample):
     chunks: tuple[TimedChunk, ...]
 
     def until(self, at_s: float) -> "Lane":
-        """Return the part of the answer that was decoded `at_s` seconds after the request was added."""
+        """Return the part of the answer that had been decoded `at_s` seconds after the request was added."""
         chunks = tuple(chunk for chunk in self.chunks if chunk.at_s <= at_s)
         return Lane(
             setting=self.setting,

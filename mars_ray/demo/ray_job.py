@@ -1,4 +1,4 @@
-"""Compare three settings on the bundled model: accuracy in one Ray job, and speed in turns on a warm engine."""
+"""Compare three settings on the bundled model: accuracy in one Ray job, and speed on a warm engine, taking turns."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ class SettingPace:
 
     tokens_per_s: float
     times_ar: float
-    """Median over the rounds of the speedup over `ar`."""
+    """Speedup over `ar`, as the median of the rounds."""
     tokens_per_forward: float
 
 
@@ -62,7 +62,7 @@ class SettingResult:
     setting: str
     rows: int
     accuracy: float
-    """Share of the rows that the exact verifier of their family accepts."""
+    """Share of rows whose answer the exact verifier of their family accepts."""
     speeds: dict[int, SettingPace]
     """Speeds by the number of callers."""
 
@@ -79,7 +79,7 @@ def raced_prompts() -> list[RacePrompt]:
 
 
 def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
-    """Answer every bundled prompt at every setting in one job, which replaces `output`, and then measure speed."""
+    """Answer every bundled prompt at every setting in one job that replaces `output`, and then measure speed."""
     rows = {row["id"]: row for row in bundled_rows()}
     shutil.rmtree(output, ignore_errors=True)
     questions = output / "questions.jsonl"
@@ -138,7 +138,7 @@ def show_comparison(report: JobReport, results: Sequence[SettingResult], console
 
 
 def notes(results: Sequence[SettingResult]) -> list[str]:
-    """Return an explanation for each setting that is no faster than `ar`."""
+    """Return one explanation for each setting that is no faster than `ar`."""
     return [
         f"{result.setting} gains nothing with {callers} at a time: it gives {speed.tokens_per_forward:.2f} tokens per "
         "forward, but each position in a forward takes time, and for a model this small nearly all of the time of a "
@@ -169,12 +169,13 @@ def _job_row(row: Mapping[str, Any], setting: DecodingSetting) -> str:
 
 
 def _speeds(checkpoint: Checkpoint, callers: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, SettingPace]:
-    """Answer the rows at every setting in turns, on an engine that decodes `callers` of them together."""
+    """Answer the rows with each setting in turn, on an engine that decodes `callers` of them together."""
     torch.set_num_threads(1)  # more threads gain nothing for a model of this size
     encoder = ChatEncoder(checkpoint.tokenizer)
     chats = ([{"role": "user", "content": row["prompt"]}] for row in rows)
     prompts: list[TimedPrompt] = [(tuple(encoder.prompt(chat)), SAMPLING) for chat in chats]
-    # Compilation takes longer than the whole demo, and all rounds must run the same steps.
+    # The steps are not compiled, because compilation takes longer than the whole demo and all rounds must run the same
+    # steps.
     engine = Engine(checkpoint, EngineOptions(max_num_seqs=callers, compiled=False))
     try:
         candidates = {setting.name: partial(sample_speed, engine, prompts, setting) for setting in SETTINGS}

@@ -12,7 +12,7 @@ from rich.text import Text
 from mars_ray.demo.race import Lane, Race
 
 TINTS = ("black on #a6d8ff", "black on #ffd59e", "black on #b9e8b0", "black on #e3c4ff")
-"""Colours of forwards, used in turns, so that a change of colour marks the next forward."""
+"""Colours for the text of successive forwards, used in rotation, so that a change of colour marks the next forward."""
 TITLES = {"ar": "ar: one token at a time", "exact": "exact: the same tokens, sooner"}
 FRAME = 4
 """Characters of a column's width that the frame and its padding take up."""

@@ -1,4 +1,4 @@
-"""Run races: an engine answers one prompt at a time, at each setting in turns."""
+"""Run races: an engine answers one prompt at a time, with each setting in turn."""
 
 import time
 from functools import partial
@@ -64,10 +64,10 @@ class Track:
         threads = torch.get_num_threads()
         threads_text = f"{threads} thread{'s' if threads > 1 else ''}"
         self.label = f"{model_label(model, resolved.folder)}{with_adapter}, {resolved.dtype.name}, {threads_text}"
-        """Model, adapter, dtype and threads of the races."""
+        """Model, adapter, dtype and threads used in the races."""
 
     def race(self, prompt: RacePrompt) -> Race:
-        """Answer a prompt at each setting alone, in turns, and return the median round of each."""
+        """Answer a prompt alone with each setting in turn, and return the median round of each setting."""
         tokens = tuple(self._encoder.prompt(prompt.messages))
         candidates = {setting.name: partial(self._decode, tokens, setting) for setting in self._settings}
         turns = len(candidates) * (self._rounds + 1)

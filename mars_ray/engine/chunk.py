@@ -12,19 +12,19 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class TokenLogprobs:
     """Natural logarithms of probabilities for one generated token.
 
-    They are the model's own, before temperature, penalties and bias, and without the mask token. They are read at the
-    position that chose the token: the mask for a token accepted at a mask, otherwise the token before it. In the modes
-    ar and exact it is always the token before.
+    The probabilities are the model's own, before temperature, penalties and bias, and without the mask token. They are
+    read at the position that chose the token: the mask for a token accepted at a mask, otherwise the token before it.
+    In the modes ar and exact, that position is always the token before.
     """
 
     chosen: float
     top: tuple[tuple[int, float], ...]
     """Most likely tokens with their log-probabilities, best first."""
     start: int | None = None
-    """Index of the character of the answer at which the text of the token begins. None for a token without text, such
-    as a stop token. A token that begins beyond the end of the answer belongs to a stop string."""
+    """Index in the answer of the character at which the token's text begins. None for a token without text, such as a
+    stop token. A token that begins beyond the end of the answer belongs to a stop string."""
     forward: int = 1
-    """Number of the forward of the sequence that produced the token, counted from 1."""
+    """Number of the forward that produced the token, counted from 1 in each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a sequence: its reason, and the cost of the sequence."""
+    """Why a sequence ended, and what the sequence cost."""
 
     reason: FinishReason
     prompt_tokens: int
@@ -52,7 +52,7 @@ class Finished:
     forwards: int
     """Number of forwards that produced at least one token."""
     queued_s: float
-    """Seconds in the queue until the sequence first ran, or ended without running."""
+    """Seconds that the sequence waited in the queue until it first ran, or until it ended without running."""
     error: MarsRayError | None = None
     """The error, if `reason` is "error"."""
 
@@ -63,16 +63,17 @@ class Chunk:
 
     request_id: str
     index: int
-    """Number of the sequence among the n of its request, counted from 0."""
+    """Number of the sequence among the n sequences of its request, counted from 0."""
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
     """Text that each token adds. An incomplete character, or a possible beginning of a stop string, is held back until
-    later tokens complete it. If the sequence is cut short, an additional last piece holds the text held back."""
+    later tokens complete it. If the sequence is cut short, an extra piece at the end holds the text that was held
+    back."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of each token, if the request asked for them."""
     audits: tuple[Audit, ...] = ()
-    """Audits of the tokens that the previous step accepted at masks, only for requests with log-probabilities at
-    temperature 0. The tokens of the last step are not audited."""
+    """Audits of the tokens that the previous step accepted at masks. Present only for requests that ask for
+    log-probabilities at temperature 0. The tokens of the last step are not audited."""
     threshold: float = 1.0
     """Threshold in this step."""
     masks: int = 0
@@ -80,7 +81,8 @@ class Chunk:
     finished: Finished | None = None
     """The end of the sequence, in its last chunk only."""
     accepted_lengths: tuple[int, ...] = ()
-    """Number of tokens of each step, in the single chunk of a sequence that is not streamed. Empty when streaming."""
+    """Number of tokens that each step added to the single chunk of a sequence that is not streamed. Empty when
+    streaming."""
 
     @property
     def text(self) -> str:

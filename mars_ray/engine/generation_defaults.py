@@ -1,6 +1,6 @@
 """Default sampling parameters of a model, from its `generation_config.json`, which transformers and vLLM also read.
 
-Without this file, or unless it sets `do_sample`, decoding is greedy, as in transformers.
+If the file is missing or does not set `do_sample`, decoding is greedy, as in transformers.
 """
 
 from pathlib import Path

@@ -1,19 +1,45 @@
 """Options of one engine. This module imports no torch, because processes that only configure engines import it."""
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
+from mars_ray.errors import ConfigError
+from mars_ray.machines.registry import step_model
 
 Quantize = Literal["int8", "int4"]
-"""Number format of the weights of linear layers: 8 bits, or 4 bits with 8 in the output head. Inputs are rounded to 8
-bits. Groups of 32 weights share a scale."""
+"""Number format of the weights of linear layers: 8 bits, or 4 bits with 8 bits in the output head. Inputs are rounded
+to 8 bits. Groups of 32 weights share a scale."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
-"""A count of at least 1. Config files are checked when they are read, other options when an engine starts."""
+"""A count of at least 1. Values in config files are checked when the file is read, other options when an engine
+starts."""
+
+
+def checked_machine(name: str) -> str:
+    """Return the name of a machine to rehearse; for a file, its absolute path.
+
+    Raises `ConfigError` for an unknown machine and for a file that cannot be used.
+    """
+    step_model(name)
+    path = Path(name)
+    return str(path.absolute()) if path.is_file() else name
+
+
+def _machine_in_a_file(name: str) -> str:
+    try:
+        return checked_machine(name)
+    except ConfigError as error:
+        raise ValueError(str(error).rstrip(".")) from None  # pydantic adds the place in the config file
+
+
+def modelled_step_time(machine: str) -> str:
+    """Return the words that go with every figure of an engine that rehearses `machine`."""
+    return f"modelled step time: {machine}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +47,7 @@ class EngineTuning:
     """Sizes and number formats of an engine: the options shared by Python, jobs and Serve config files."""
 
     max_num_seqs: AtLeastOne | None = None
-    """Maximum number of sequences decoded together. None chooses it by device."""
+    """Maximum number of sequences decoded together. None chooses the number by device."""
     max_kv_tokens: AtLeastOne | None = None
     """Capacity of the KV cache in tokens. None derives it from the free memory."""
     max_prefill_tokens: AtLeastOne = 512
@@ -31,6 +57,9 @@ class EngineTuning:
     the kernels of `engine/kernels` support."""
     compiled: bool = True
     """Compile steps in the background, if they run through torch and a compiler is present."""
+    rehearse: Annotated[str, AfterValidator(_machine_in_a_file)] | None = None
+    """Machine and network whose step times the engine takes, such as 'h200/qwen2.5-7b', or a YAML file that every node
+    has. Faster steps wait, and slower steps are counted. None takes the time of this machine."""
 
     @property
     def tuning(self) -> dict[str, Any]:

@@ -18,7 +18,8 @@ STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 N_MAX = 64
 NATS_MAX = 1e6
-"""Maximum threshold on the entropy. No vocabulary has this much entropy, so the maximum accepts every token."""
+"""Maximum entropy threshold in nats. No distribution over a vocabulary has this much entropy, so it accepts every
+token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,14 @@ class SamplingParams:
     max_tokens: int = 256
     """Maximum number of generated tokens; the context length of the model may end an answer earlier."""
     min_tokens: int = 0
-    """Minimum number of tokens before a stop token or a stop string may end the sequence. A completed grammar ends it
-    regardless."""
+    """Minimum number of tokens before a stop token or a stop string may end the sequence. A completed grammar ends the
+    sequence regardless."""
     temperature: float = 0.0
     """Sampling temperature; 0 always chooses the most likely token."""
     top_p: float = 1.0
     """Draw from the smallest set of most likely tokens whose total probability reaches this value."""
     top_k: int = 0
-    """Draw from this number of most likely tokens; 0 means all tokens."""
+    """Draw from this many of the most likely tokens; 0 means all tokens."""
     min_p: float = 0.0
     """Leave out tokens whose probability is below this fraction of the highest probability."""
     seed: int | None = None
@@ -43,13 +44,15 @@ class SamplingParams:
     n: int = 1
     """Number of answers; answer k draws with seed + k."""
     stop: tuple[str, ...] = ()
-    """Strings that end the answer. The text ends before the string, but the tokens include the string."""
+    """Strings that end the answer. The text ends before the stop string, but the tokens include it."""
     stop_ids: frozenset[int] = frozenset()
-    """Token ids that end the sequence, in addition to the model's own. The stop token is returned but adds no text."""
+    """Token ids that end the sequence, in addition to the model's own stop tokens. The stop token is returned but adds
+    no text."""
     ignore_eos: bool = False
     """Whether to continue after the model's own stop tokens."""
     logprobs: int | None = None
-    """Number of most likely tokens to return log-probabilities for, besides the chosen token. None returns none."""
+    """Number of most likely tokens to return log-probabilities for, besides the chosen token. With None, none are
+    returned."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Number to add to the logit of each token id."""
     presence_penalty: float = 0.0
@@ -57,7 +60,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Number to subtract from the logit of a token for each time that it was already generated."""
     repetition_penalty: float = 1.0
-    """Divides positive logits of tokens in prompt or output, and multiplies negative logits (arXiv 1909.05858)."""
+    """Factor for tokens that the prompt or output already contains: divides their logits if positive, and multiplies
+    them if negative (arXiv 1909.05858)."""
     grammar: GrammarSpec | None = None
     """Grammar that the text must follow. `max_tokens` and stop strings may cut the text before it is complete."""
 
@@ -96,8 +100,8 @@ class SamplingParams:
 class Acceptance:
     """The condition for accepting tokens at the masks of one forward without verification.
 
-    The first token that falls short, and all tokens after it, become drafts, which the next forward verifies. Wrong
-    drafts cost time but change no answer, so only their cost limits their number.
+    The first token whose confidence falls short, and all tokens after it, become drafts, which the next forward
+    verifies. Wrong drafts cost time but change no answer, so only their cost limits their number.
     """
 
     threshold: float
@@ -122,7 +126,7 @@ class DecodeParams:
     0 nats, no token passes, and tokens are verified as in exact mode. Modes ar and exact ignore the threshold. None
     follows the engine's own threshold, which may change between steps."""
     floor: float | None = None
-    """Minimum for the engine's threshold in this request; only allowed without a `threshold`."""
+    """Lower bound on the engine's threshold for this request; only allowed without a `threshold`."""
     metric: Metric = Metric.PROBABILITY
     block: int | None = None
     """Number of tokens proposed per forward: the autoregressive token and block - 1 tokens at masks. None lets the
@@ -148,7 +152,7 @@ class DecodeParams:
             _check_int("block", self.block, 1, 64)
 
     def acceptance(self, engine_threshold: float) -> Acceptance | None:
-        """Return the acceptance of tokens at masks for an engine with this threshold; None if it feeds no masks."""
+        """Return the condition for accepting tokens at masks, given the engine's threshold; None without masks."""
         if self.mode is Mode.AR:
             return None
         threshold = max(engine_threshold, self.floor or 0.0) if self.threshold is None else self.threshold
@@ -158,7 +162,8 @@ class DecodeParams:
 
     @property
     def confidence_metric(self) -> Metric:
-        """Metric in which to measure confidence; the probability if no token is accepted by its confidence."""
+        """Metric used to measure confidence. It is the probability if no token is accepted on the basis of its
+        confidence."""
         unused = self.mode is Mode.EXACT or (
             self.threshold is not None and accepts_nothing(self.threshold, self.metric)
         )

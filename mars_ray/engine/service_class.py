@@ -7,7 +7,7 @@ from mars_ray.errors import ConfigError
 STANDARD = "standard"
 """Name of the only class of an engine without configured classes."""
 BATCH_CLASS = "batch"
-"""Name of the class, if it is configured, for requests that may wait until other classes leave room."""
+"""Name of the class for requests that may wait until other classes leave room. The class need not be configured."""
 
 
 class ServiceClass(BaseModel):

@@ -20,7 +20,7 @@ def cache_key(*parts: object) -> str:
 
 
 class NumberCache:
-    """Numbers by key, stored in one file. In an object store, each `add` rewrites the whole object."""
+    """Numbers, each with a key, in one file. In an object store, each call of `add` rewrites the whole object."""
 
     def __init__(self, path: AnyPath) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class NumberCache:
         return self._numbers[key]
 
     def add(self, numbers: Iterable[tuple[str, int]]) -> None:
-        """Add numbers and write them. Raises `RunError` if they cannot be written."""
+        """Add numbers and write them to the file. Raises `RunError` if this fails."""
         lines = []
         for key, number in numbers:
             self._numbers[key] = number

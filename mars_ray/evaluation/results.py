@@ -54,7 +54,7 @@ class PairedComparison(_Frozen):
     low: float
     """Lower end of the 95 % bootstrap interval over examples."""
     high: float
-    """Upper end of that interval."""
+    """Upper end of the 95 % bootstrap interval over examples."""
     better: int
     """Number of examples that only the setting answers correctly."""
     worse: int
@@ -79,7 +79,7 @@ class Metrics(_Frozen):
     accuracy_low: float
     """Lower end of the 95 % bootstrap interval over examples."""
     accuracy_high: float
-    """Upper end of that interval."""
+    """Upper end of the 95 % bootstrap interval over examples."""
     tokens: int
     forwards: int
     tokens_per_forward: float | None
@@ -99,7 +99,7 @@ class SettingSpeed(_Frozen):
     """Measured speed of one setting. All settings answer the same prompts."""
 
     tokens_per_s: float
-    """Mean over rounds."""
+    """Tokens per second, as the mean over the rounds."""
     tokens_per_s_std: float
     rounds: tuple[float, ...]
 
@@ -123,12 +123,12 @@ class Results(_Frozen):
     version: Literal[1] = 1
     plan: EvaluationPlan
     overall: dict[str, Metrics]
-    """Metrics by setting, over all tasks."""
+    """Metrics of each setting over all tasks."""
     tasks: dict[str, dict[str, Metrics]]
-    """Metrics by task and setting."""
+    """Metrics of each setting on each task, keyed by task and then by setting."""
     stops: dict[str, tuple[int, ...]]
-    """Number of forwards that gave 1, 2, … tokens, by setting. The last forward of each answer is left out, because the
-    end of the answer cuts it short."""
+    """For each setting, the numbers of forwards that gave 1, 2, … tokens. The last forward of each answer is left out,
+    because the end of the answer cuts it short."""
     speed: SpeedMeasurement
 
 

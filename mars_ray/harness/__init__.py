@@ -11,7 +11,8 @@ MODEL_NAME = "mars-ray"
 def register() -> None:
     """Register `MODEL_NAME` with lm-evaluation-harness in this process; a second call is a no-op.
 
-    The call is needed because the harness has no entry points for models. Raises `ConfigError` if it is not installed.
+    The call is needed because the harness has no entry points for models. Raises `ConfigError` if the harness is not
+    installed.
     """
     try:
         import lm_eval.models  # noqa: F401  # registers the harness's models; it skips them if any model is registered

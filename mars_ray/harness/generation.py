@@ -29,7 +29,8 @@ class GenerationSettings:
 
     sampling: SamplingParams
     until: tuple[str, ...]
-    """Strings before which the text ends. The engine stops at the strings within its limits; `cut` applies them all."""
+    """Strings at which the text is cut off. The engine stops only at those within its limits; `cut` applies all of
+    them."""
 
     def cut(self, text: str) -> str:
         """Cut the text before the first string of `until`."""
@@ -38,7 +39,7 @@ class GenerationSettings:
 
 
 def parse_gen_kwargs(arguments: Mapping[str, object], *, max_gen_toks: int, request: str) -> GenerationSettings:
-    """Parse the arguments of a request. Its seed is derived from the argument `seed` and the name `request`.
+    """Parse the arguments of a request. The request's seed is derived from the argument `seed` and the name `request`.
 
     If there is no `seed`, the engine draws one from Python's `random`, which the harness seeds. Raises `ConfigError`
     for an unsupported argument, and `RequestError` for a value out of range.

@@ -48,8 +48,8 @@ def likelihoods(
 
 def _likelihoods(network: PreTrainedModel, batch: Sequence[Scored], mask_id: int) -> list[Likelihood]:
     device = network.device
-    # The last token of a text predicts no scored token, so it is not fed. Attention is causal, so padding to the right
-    # of a text has no effect.
+    # The last token of a text predicts no scored token, so it is not fed to the model. Attention is causal, so padding
+    # to the right of a text has no effect.
     length = max(len(text.tokens) for text in batch) - 1
     ids_RS = torch.tensor([_padded(text.tokens[:-1], length, mask_id) for text in batch], device=device)
     next_RS = torch.tensor([_padded(text.tokens[1:], length, mask_id) for text in batch], device=device)

@@ -30,10 +30,11 @@ from mars_ray.model.folder import open_model
 from mars_ray.progress import ProgressLine
 
 LOG = logging.getLogger("lm_eval.mars_ray")
-"""Child of the harness's logger, because the harness's command line shows no other messages."""
+"""A child of the harness's logger, because the harness's command line shows the messages of no other logger."""
 
 CACHE_KEY = "answered by"
-"""Entry of the `--use_cache` file with model and settings, because the harness keys answers by request only."""
+"""Key of the entry for the model and settings in the `--use_cache` file; the harness itself keys answers only by
+request."""
 
 IGNORED_ARGUMENTS = ("batch_size", "max_batch_size")
 """Arguments that the harness passes to every model. They have no effect on answers."""
@@ -113,7 +114,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         }
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Open the `--use_cache` file. Raises `ConfigError` if its answers come from another model or setting."""
+        """Open the `--use_cache` file. Raises `ConfigError` if its answers come from another model or other
+        settings."""
         super().set_cache_hook(cache_hook)
         if (cache := cache_hook.dbdict) is None:
             return

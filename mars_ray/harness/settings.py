@@ -1,4 +1,4 @@
-"""Settings in `--model_args` of our model, which are checked before the model is loaded.
+"""Settings that our model accepts in `--model_args`; they are checked before the model is loaded.
 
 Temperature, stop strings and similar arguments come with the requests of a task.
 """
@@ -33,7 +33,7 @@ class HarnessSettings(BaseModel):
     """Tokens proposed per forward; None uses the block size of the training. The load never changes it, because
     answers in threshold mode depend on it."""
     max_gen_toks: int = Field(256, ge=1)
-    """Maximum number of generated tokens, for tasks that set none."""
+    """Maximum number of generated tokens, for tasks that set no limit."""
     dtype: DtypeOrAuto = "auto"
     device: str | None = None
     """Torch device. None uses a GPU if there is one. Without a GPU, "cuda" means the CPU."""
@@ -47,7 +47,7 @@ class HarnessSettings(BaseModel):
         return self
 
     def decode(self, *, block: int) -> DecodeParams:
-        """Return the decoding parameters of requests; `block` applies if the settings have no block."""
+        """Return the decoding parameters of requests; `block` applies if the settings do not set one."""
         return DecodeParams(
             mode=self.mode,
             threshold=self.threshold,
@@ -68,7 +68,7 @@ def parse_settings(arguments: Mapping[str, object]) -> HarnessSettings:
         return HarnessSettings.model_validate(dict(arguments))
     except ValidationError as error:
         details = error.errors()[0]
-        if not details["loc"]:  # an error about several settings, which its message names
+        if not details["loc"]:  # an error about several settings names them in its message
             raise ConfigError(f"model_args: {details['ctx']['error']}.") from None
         name = ".".join(map(str, details["loc"]))
         raise ConfigError(f"model_args: {name}: {details['msg']}; it is {details['input']!r}.") from None

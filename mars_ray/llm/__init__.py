@@ -1,1 +1,1 @@
-"""Decode from Python, with `LLM` in this process or with `AsyncLLM` in a separate process for asyncio."""
+"""Decode from Python: with `LLM` in this process, or from asyncio with `AsyncLLM` in a separate process."""

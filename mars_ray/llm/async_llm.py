@@ -32,13 +32,13 @@ class AsyncLLM:
     """A model that any number of coroutines in one event loop can use.
 
     Use it as `async with AsyncLLM("bundled") as llm:`, which starts the process. Parameters and errors are the same as
-    for `LLM`; errors are raised on entering the block.
+    for `LLM`; errors of `LLM()` are raised when the block is entered.
     """
 
     engine: AsyncEngine
     tokenizer: PreTrainedTokenizerBase
     default_sampling_params: SamplingParams
-    """Sampling parameters used when a call passes none, from the model's generation_config.json."""
+    """Sampling parameters from the model's generation_config.json, used if a call passes none."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[Chunk, None]:
         """Answer a conversation, and yield chunks with the `text` and `tokens` that each step adds to an answer.
 
-        `index` is the number of the answer. The last chunk of each answer has `finished` set. To stop early, call
-        `aclose` or cancel the task.
+        The `index` of a chunk is the number of its answer. In the last chunk of each answer, `finished` is set. To stop
+        early, call `aclose` or cancel the task.
         """
         encoded = encode_conversation(self.tokenizer, messages)
         request = self._request(encoded, sampling_params, threshold, mode, schema)

@@ -32,10 +32,10 @@ class LLM:
     """A model with an engine in this process. Not thread-safe.
 
     `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is "smollm2", a
-    folder, or a name on a hub. It must be trained for this model; it proposes tokens and leaves the model unchanged.
-    `dtype` is "auto", "float32" or "bfloat16". `options` configure the engine; their defaults depend on the model and
-    the free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an adapter of another
-    model, and `ConfigError` for sizes that the engine does not support.
+    folder, or a name on a hub. An adapter must have been trained for this model; it proposes tokens and leaves the
+    model unchanged. `dtype` is "auto", "float32" or "bfloat16". `options` configure the engine; their defaults depend
+    on the model and the free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an
+    adapter of another model, and `ConfigError` for sizes that the engine does not support.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LLM:
         resolved = open_model(model, dtype, best_device())
         self.dtype = resolved.dtype
         self.default_sampling_params = SamplingParams(**generation_defaults(resolved.folder))
-        """Sampling parameters used when a call passes none, from the model's generation_config.json."""
+        """Sampling parameters from the model's generation_config.json, used if a call passes none."""
         self.engine, checkpoint = load_engine(resolved, options, unnamed(adapter_folder))
         self.tokenizer = checkpoint.tokenizer
 
@@ -66,11 +66,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several, and return the outputs in the same order.
 
-        A prompt is a text or a sequence of token ids. `threshold` is the confidence from which a proposed token is
-        accepted without verification. At 1, the default, every token is verified, and the answers are the same as when
-        decoding one token at a time. A lower threshold takes fewer forwards.
-        `mode` is "threshold", "exact" or "ar" (one token at a time). `schema` is a JSON schema that every answer
-        follows. `progress` shows a progress bar; None shows one only on a terminal.
+        A prompt is a text or a sequence of token ids. `threshold` is the confidence at or above which a proposed token
+        is accepted without verification. At 1, the default, every token is verified, and the answers are the same as
+        when decoding one token at a time. A lower threshold needs fewer forwards. `mode` is "threshold", "exact" or
+        "ar" (one token at a time). `schema` is a JSON schema that every answer follows. `progress` shows a progress
+        bar; None shows one only on a terminal.
 
         Raises `RequestError`, before any work, for a prompt or a value that cannot be served. An answer that fails
         halfway has the finish reason "error"; the other answers continue.

@@ -20,7 +20,7 @@ class CompletionOutput:
     """Generated tokens, including the stop token, whose text is not part of `text`."""
     finish_reason: FinishReason
     forwards: int
-    """Number of forwards that gave at least one token of this answer."""
+    """Number of forwards that produced at least one token of this answer."""
     logprobs: tuple[TokenLogprobs, ...]
     """Log-probabilities of each token, if requested."""
     error: MarsRayError | None

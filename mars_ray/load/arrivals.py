@@ -99,7 +99,8 @@ def read_trace(path: AnyPath) -> list[TraceRow]:
 
 def _timestamp(location: str, text: str) -> datetime:
     try:
-        # Python truncates the seven digits to microseconds. The zone is dropped, so that all times can be compared.
+        # Python truncates the seven decimal digits to microseconds. The time zone is dropped, so all times can be
+        # compared.
         return datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError:
         raise DataError(f"{location}: {text!r} is not a time such as 2023-11-16 18:17:03.9799600.") from None

@@ -1,6 +1,6 @@
 """`mars-ray bench serve`: put load on a running OpenAI-compatible endpoint and report measurements.
 
-The report has every sample, including failed requests. After Ctrl-C it has the measurements so far.
+The report contains every sample, including failed requests. After Ctrl-C, it contains the measurements made so far.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
 from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
-from mars_ray.load.client import RESERVED, TIMEOUT_S, Target, find_model, parse_url
+from mars_ray.load.client import RESERVED, TIMEOUT_S, ListedModel, Target, find_model, parse_url
 from mars_ray.load.generator import run_load
 from mars_ray.load.plan import LoadPlan, Scales, closed_loop, poisson, replay
 from mars_ray.load.prompts import bundled_prompts
@@ -30,10 +30,10 @@ from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
 
 REQUESTS = 100
-"""Default number of requests without a trace file or a duration."""
+"""Default number of requests, if there is neither a trace file nor a duration."""
 MAX_TOKENS = 128
 NUMBER_MAX = 1e9
-"""Maximum value of a setting; its inverse is the minimum. These limits keep results finite."""
+"""Maximum value of a numeric setting; the reciprocal is the minimum. These limits keep results finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class LoadOptions:
         return shlex.join(words)
 
     def limits(self) -> RequestSlo | None:
-        """Return the SLO that each request should meet. Raises `ConfigError`."""
+        """Return the SLO that each request should meet. Raises `ConfigError` for an unusable limit."""
         slo = parse_slo(self.slo)
         if slo is not None and not self.stream and (slo.ttft_ms or slo.tpot_ms):
             raise ConfigError(
@@ -102,7 +102,7 @@ class LoadOptions:
         return slo
 
     def body(self) -> dict[str, Any]:
-        """Return the additional fields of every request. Raises `ConfigError`."""
+        """Return the additional fields of every request. Raises `ConfigError` for an unusable `extra_body`."""
         try:
             extra = json.loads(self.extra_body)
         except (ValueError, RecursionError) as error:
@@ -148,12 +148,14 @@ def bench_serve(options: LoadOptions) -> dict[str, Any]:
     records, model, stopped = asyncio.run(_measure(options, url, extra_body, plan))
     summary = summarize(records, slo)
     loop = f"closed loop, {options.clients or 1} clients" if options.trace is None else options.trace
-    show_summary(f"{model} at {url}: {loop}", summary)
+    rehearsal = f", {model.rehearsal}" if model.rehearsal else ""
+    show_summary(f"{model.name} at {url}: {loop}{rehearsal}", summary)
     return {
         "command": options.command(),
         "machine": machine(),
         "seed": options.seed,
-        "model": model,
+        "model": model.name,
+        "rehearsal": model.rehearsal,
         "planned": plan.total,
         "interrupted": stopped,
         "summary": asdict(summary),
@@ -163,12 +165,12 @@ def bench_serve(options: LoadOptions) -> dict[str, Any]:
 
 async def _measure(
     options: LoadOptions, url: str, extra_body: dict[str, Any], plan: LoadPlan
-) -> tuple[list[RequestRecord], str, bool]:
-    """Return the records, the model name, and True if Ctrl-C ended the load."""
+) -> tuple[list[RequestRecord], ListedModel, bool]:
+    """Return the records, the model, and True if Ctrl-C ended the load."""
     model = await find_model(url, options.api_key, options.model)
     target = Target(
         url=url,
-        model=model,
+        model=model.name,
         api_key=options.api_key,
         stream=options.stream,
         timeout_s=options.timeout,

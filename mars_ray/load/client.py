@@ -15,13 +15,14 @@ import aiohttp
 
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.record import PlannedRequest, RequestOutcome
-from mars_ray.load.reply import ReplyRecorder
+from mars_ray.load.reply import ReplyRecorder, one_line
 from mars_ray.load.sse import SseParser
 
 TIMEOUT_S = 300.0
 PROBE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 4.0
-"""Seconds that an idle connection stays open: less than uvicorn's 5 s, so that no request hits a closing connection."""
+"""Seconds after which an idle connection is closed: less than uvicorn's 5 s, so that no request is sent on a connection
+that the server is closing."""
 DRAIN_S_MAX = 1.0
 """Maximum seconds to wait for the end of a body after its last event, so that the connection can be reused."""
 BODY_BYTES_MAX = 64 << 20
@@ -40,7 +41,7 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     stream: bool = True
     timeout_s: float = TIMEOUT_S
-    """Seconds from sending a request to the end of its reply."""
+    """Time limit in seconds, from sending a request to the end of its reply."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, request: PlannedRequest) -> bytes:
@@ -64,7 +65,7 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 
 
 def parse_url(text: str) -> str:
-    """Return the URL without /v1 and a trailing slash. Raises `ConfigError`."""
+    """Return the URL without /v1 and without a trailing slash. Raises `ConfigError` for an unusable URL."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -77,8 +78,17 @@ def parse_url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-async def find_model(url: str, api_key: str | None, model: str | None) -> str:
-    """Return `model`, or the first model that the endpoint lists if `model` is None.
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model of the endpoint."""
+
+    name: str
+    rehearsal: str
+    """Description that a mars-ray endpoint gives of the machine it rehearses; empty if it rehearses none."""
+
+
+async def find_model(url: str, api_key: str | None, model: str | None) -> ListedModel:
+    """Return the model called `model`, which need not be listed. None means the first model that the endpoint lists.
 
     Raises `RunError` if the endpoint is unreachable or lists no model.
     """
@@ -95,17 +105,26 @@ async def find_model(url: str, api_key: str | None, model: str | None) -> str:
         ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise RunError(f"{url} cannot be reached ({error}). Start the server, or check --url.") from None
-    if model is not None:
-        return model
-    try:
-        name = json.loads(body)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        name = None
-    if not isinstance(name, str):
+    listed = _listed(body)
+    name = model or next((entry.name for entry in listed), None)
+    if name is None:
         raise RunError(
             f"{url}/v1/models answered HTTP {response.status} and lists no model. Give --model or --api-key."
         )
-    return name
+    return next((entry for entry in listed if entry.name == name), ListedModel(name, ""))
+
+
+def _listed(body: str) -> list[ListedModel]:
+    """Return the models in a model list, or no models if `body` is not a model list."""
+    try:
+        entries = json.loads(body)["data"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+    return [
+        ListedModel(entry["id"], one_line(str(entry.get("rehearsal") or "")) or "")
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    ]
 
 
 async def ask(

@@ -1,7 +1,7 @@
 """Send the requests of a plan to an endpoint.
 
-In a closed loop, requests have no arrival times: each client sends its next request when its last one has ended. In an
-open loop, requests are sent in order of arrival, up to `clients` at a time. If a request waits for a client, its
+In a closed loop, requests have no arrival times: each client sends its next request when its previous one has ended. In
+an open loop, requests are sent in order of arrival, up to `clients` at a time. If a request waits for a client, its
 latency is still measured from its arrival.
 """
 
@@ -20,7 +20,10 @@ PAUSE_WITHOUT_CONNECTION_S = 0.1
 
 
 class Clients:
-    """Limit on the number of requests in flight, granted in order of arrival. No limit if `count` is None."""
+    """Pool of `count` clients, each with one request in flight. Requests get clients in order of arrival.
+
+    The number of clients is unlimited if `count` is None.
+    """
 
     def __init__(self, count: int | None, now: Callable[[], float]) -> None:
         self._free = None if count is None else asyncio.Semaphore(count)
@@ -58,7 +61,7 @@ async def run_load(
 ) -> list[RequestRecord]:
     """Send all requests, wait for the replies, and return one record per request.
 
-    After `duration_s` no more requests are sent, and requests in flight complete. When `stop` is set, requests in
+    After `duration_s`, no new requests are sent, but requests in flight complete. When `stop` is set, requests in
     flight end immediately and count as interrupted.
     """
     async with open_session(target.api_key) as session:
@@ -116,7 +119,7 @@ class _Load:
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or cancel it when `stop` is set; leave no task running."""
+    """Run `work` to its end, or cancel it when `stop` is set. No task is left running."""
     running = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     try:

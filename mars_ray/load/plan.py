@@ -48,7 +48,7 @@ def poisson(
     duration_s: float | None,
     max_tokens: int,
 ) -> LoadPlan:
-    """Plan arrivals at a rate until `requests` or `duration_s`, whichever comes first."""
+    """Plan Poisson arrivals until `requests` are planned or `duration_s` is over, whichever comes first."""
 
     def planned() -> Iterator[PlannedRequest]:
         prompt_stream = conversations(prompts, _random(seed, "prompts"))
@@ -69,10 +69,10 @@ def replay(
     duration_s: float | None,
     max_tokens: int | None,
 ) -> LoadPlan:
-    """Plan the first `requests` of a trace, as far as they arrive within `duration_s` after the speedup.
+    """Plan the first `requests` requests of a trace, except those that arrive after `duration_s` at the scaled speed.
 
-    Prompts have one word per token of the trace. The usage in the replies has the true token counts; correct the ratio
-    with `scales.prompt`.
+    Prompts have one word per prompt token of the trace, multiplied by `scales.prompt`. To correct the ratio of tokens
+    to words, compare with the true token counts in the usage of the replies.
     """
     selected_rows = [row for row in rows[:requests] if duration_s is None or row.arrival_s / scales.speed < duration_s]
     longest = max(_scaled(row.context_tokens, scales.prompt) for row in selected_rows)

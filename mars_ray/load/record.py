@@ -17,7 +17,7 @@ class RequestOutcome(StrEnum):
     OK = "ok"
     LIMITED = "429"
     CLIENT_ERROR = "4xx"
-    """Any other status from 300 to 499."""
+    """Any status from 300 to 499 except 429."""
     SERVER_ERROR = "5xx"
     TIMEOUT = "timeout"
     CONNECTION = "connection"
@@ -64,7 +64,7 @@ class RequestRecord:
 
     @property
     def due_s(self) -> float:
-        """Arrival time in an open loop, so that latencies include the wait for a client; else the sending time."""
+        """Arrival time in an open loop, so that latencies include the wait for a client; otherwise the sending time."""
         return self.sent_s if self.scheduled_s is None else self.scheduled_s
 
     @property

@@ -9,7 +9,7 @@ from mars_ray.load.record import RequestOutcome, RequestRecord
 DONE = "[DONE]"
 ERROR_CHARACTERS_MAX = 200
 TOKENS_MAX = 10**9
-"""Limit on token counts; a usage with larger counts is ignored."""
+"""Limit on token counts; counts in a reply's usage that reach the limit are ignored."""
 
 
 class ReplyRecorder:
@@ -40,7 +40,7 @@ class ReplyRecorder:
         if not self.ended:
             self._outcome = outcome
             self._end_s = now_s
-            self._error = _one_line(error)
+            self._error = one_line(error)
 
     def refused(self, headers: Mapping[str, str], body: str, now_s: float) -> None:
         """Record a reply with an error status."""
@@ -53,7 +53,7 @@ class ReplyRecorder:
         self.end(outcome, now_s, _reason(self.http_status, body))
 
     def event(self, data: str, now_s: float) -> None:
-        """Record one event of a stream. Raises `ValueError` if it is not part of a chat completion."""
+        """Record one event of a stream. Raises `ValueError` if `data` is not part of a chat completion."""
         if data.strip() == DONE:
             self.end(RequestOutcome.OK, now_s)
             return
@@ -71,7 +71,10 @@ class ReplyRecorder:
         self.end(RequestOutcome.OK, now_s)
 
     def stream_ended(self, now_s: float) -> None:
-        """Record the end of the stream. Some servers omit the final event after a finish reason."""
+        """Record the end of the stream.
+
+        An answer with a finish reason is complete, because some servers omit the final event.
+        """
         if self._finished:
             self.end(RequestOutcome.OK, now_s)
         else:
@@ -125,7 +128,7 @@ def _message(answer: dict[str, Any]) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _one_line(text: str | None) -> str | None:
+def one_line(text: str | None) -> str | None:
     """Shorten a server's text to one printable line."""
     line = " ".join((text or "").split())[:ERROR_CHARACTERS_MAX]
     return "".join(character if character.isprintable() else "?" for character in line) or None

@@ -1,4 +1,5 @@
-"""SLO of a request: latency limits that it must meet to count as good. An unmeasured latency misses its limit."""
+"""SLO of a request: latency limits that the request must meet to count as good. A latency without a measurement misses
+its limit."""
 
 import math
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ class RequestSlo:
 
 
 def parse_slo(texts: Iterable[str]) -> RequestSlo | None:
-    """Return the limits in all texts, or None if there are none. Raises `ConfigError`."""
+    """Return the limits in `texts`, or None if there are none. Raises `ConfigError` for an unusable limit."""
     limits: dict[str, float] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, _, value = part.partition(":")

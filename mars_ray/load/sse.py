@@ -1,9 +1,10 @@
-"""Parse a stream of server-sent events: bytes, split anywhere -> the data of each event.
+"""Parse a stream of server-sent events, received as bytes split anywhere, into the data of each event.
 
 The parser follows the WHATWG standard: lines end with CR, LF or both, a colon begins a comment, data lines are joined,
 and a blank line ends an event. Names and ids of events are ignored, because OpenAI's protocol does not use them.
 
-aiohttp has no event parser, and httpx-sse reads lines of an httpx response without limiting their length.
+Existing parsers do not fit: aiohttp has none, and httpx-sse reads lines of an httpx response without limiting their
+length.
 """
 
 import re

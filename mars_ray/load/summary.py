@@ -29,7 +29,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Latencies of completed requests in milliseconds; None if there are no samples."""
+    """Distributions of the latencies of completed requests, in milliseconds. None for a latency without samples."""
 
     ttft: Distribution | None
     """Time to first token: from sending the request to the first chunk."""
@@ -51,7 +51,7 @@ class Goodput:
 
     requests_per_s: float
     fraction: float
-    """Share among all requests except interrupted ones."""
+    """Share of the good requests among all requests that were not interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Summary:
 
 
 def summarize(records: Sequence[RequestRecord], slo: RequestSlo | None) -> Summary:
-    """Return the summary of the records, of which there may be none."""
+    """Return the summary of the records, which may be empty."""
     completed = [record for record in records if record.outcome is RequestOutcome.OK]
     duration_s = max((record.end_s for record in records), default=0.0)
     output_tokens = sum(record.completion_tokens or 0 for record in completed)
@@ -126,7 +126,8 @@ def latencies(completed: Sequence[RequestRecord]) -> Latencies:
 
 
 def distribution_ms(seconds: Iterable[float | None]) -> Distribution | None:
-    """Return the distribution in milliseconds of the values other than None, or None if there are none."""
+    """Return the distribution, in milliseconds, of the values that are not None, or None if there are no such
+    values."""
     measured_ms = [1000 * value for value in seconds if value is not None]
     if not measured_ms:
         return None

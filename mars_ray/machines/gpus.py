@@ -1,4 +1,4 @@
-"""Data-sheet figures of GPUs: memory, bandwidth, dense rates and a price."""
+"""Figures of GPUs from their data sheets (memory, bandwidth and dense rates), and a price for each."""
 
 from types import MappingProxyType
 
@@ -6,18 +6,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Gpu(BaseModel):
-    """A GPU, by the figures of its data sheet."""
+    """A GPU, described by the figures in its data sheet."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     memory_gb: float = Field(gt=0, le=10_000)
     bandwidth_gb_per_s: float = Field(gt=0, le=1_000_000)
     bf16_tflops: float = Field(gt=0, le=1_000_000)
-    """Dense rate in 10^12 operations per second, without sparsity."""
+    """Rate for 16-bit weights in 10^12 operations per second, without sparsity."""
     fp8_tflops: float | None = Field(None, gt=0, le=1_000_000)
-    """Dense rate with 8-bit weights; None if the GPU has no such rate."""
+    """Rate for 8-bit weights in 10^12 operations per second, without sparsity; None if the GPU has no such rate."""
     dollars_per_hour: float = Field(gt=0, le=100_000)
-    """Price of one hour. Prices differ by seller, so this is only a default: the middle of the range in mid-2026."""
+    """Price of one hour. Sellers differ, so this is only a default: the middle of the range of prices in mid-2026."""
     source: str = ""
     """Address of the data sheet."""
 

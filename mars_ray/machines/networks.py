@@ -1,4 +1,4 @@
-"""Shapes of networks: what a step reads and computes follows from them."""
+"""Shapes of networks, which determine how much a step reads and computes."""
 
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ class Network(BaseModel):
     key_heads: int = Field(ge=1, le=10_000)
     head_size: int = Field(ge=1, le=10_000)
     max_model_len: int = Field(ge=2, le=100_000_000)
-    """Maximum tokens of one sequence, prompt and answer together."""
+    """Maximum number of tokens in one sequence, prompt and answer together."""
     source: str = ""
     """Address of the network's configuration."""
 

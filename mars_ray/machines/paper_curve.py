@@ -1,4 +1,4 @@
-"""Published tokens per forward and accuracy by threshold: arXiv 2604.07023, Qwen2.5-7B, block 4, GSM8K."""
+"""Published tokens per forward and accuracy at each threshold: arXiv 2604.07023, Qwen2.5-7B, block 4, GSM8K."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ class PaperPoint(NamedTuple):
 
     threshold: float
     tokens_per_forward: float
-    """Without verification: a forward gives one token and the tokens at masks that reach the threshold."""
+    """Measured without verification: a forward gives one token, plus the tokens at masks whose confidence reaches the
+    threshold."""
     accuracy: float
 
 
@@ -24,4 +25,4 @@ PAPER_CURVE = (
     PaperPoint(0.6, 2.55, 0.603),
     PaperPoint(0.5, 2.77, 0.560),
 )
-"""From the highest threshold downwards."""
+"""Published figures, from the highest threshold downwards."""

@@ -1,7 +1,7 @@
-"""Names and files of modelled machines.
+"""Find modelled machines by name, or read them from files.
 
 A name is GPU/NETWORK or GPU/NETWORK/PROFILE, such as h200/qwen2.5-7b/paper. "-fp8" after the network means 8-bit
-weights. A file is YAML or JSON with the keys of `MachineFile`.
+weights. A file holds YAML or JSON with the keys of `MachineFile`.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Entry = TypeVar("Entry", bound=BaseModel)
 
 
 class MachineFile(BaseModel):
-    """The content of a machine file. Each part is a known name or a mapping of figures."""
+    """The content of a machine file. Each part is either a known name or a mapping with the figures themselves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,8 @@ class MachineFile(BaseModel):
 
 
 def step_model(name: str) -> StepModel:
-    """Return the step model of a name or of a file. Raises a `ConfigError` that names the value and what is known."""
+    """Return the step model with the given name, or read it from a file. Raises a `ConfigError` that quotes an unknown
+    name and lists the known ones."""
     if is_machine_file(name):
         return _from_file(Path(name))
     parts = name.split("/")
@@ -57,12 +58,12 @@ def step_model(name: str) -> StepModel:
 
 
 def is_machine_file(name: str) -> bool:
-    """Return True if a name is that of a file."""
+    """Return True if the name of a machine is the name of a file."""
     return name.endswith(FILE_SUFFIXES)
 
 
 def known() -> str:
-    """Return the known names as one sentence."""
+    """Return a sentence that lists the known names."""
     return (
         f"GPUs are {', '.join(GPUS)}; networks {', '.join(NETWORKS)} (with {FP8_SUFFIX} for 8-bit weights); "
         f"profiles {', '.join(EFFICIENCIES)}."
@@ -71,7 +72,7 @@ def known() -> str:
 
 def _from_file(path: Path) -> StepModel:
     try:
-        content = yaml.safe_load(path.read_text())  # JSON is YAML too
+        content = yaml.safe_load(path.read_text())  # this also reads JSON, because JSON is valid YAML
         file = MachineFile.model_validate(content)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a machine file, or GPU/NETWORK.") from error
@@ -91,7 +92,7 @@ def _from_file(path: Path) -> StepModel:
 
 
 def _entry(machine: str, kind: str, value: str | Entry, entries: Mapping[str, Entry]) -> Entry:
-    """Return the figures of a file as they are, or the figures of a known name."""
+    """Return the figures that belong to a name. Figures that a file gives directly are returned unchanged."""
     if not isinstance(value, str):
         return value
     if value not in entries:
@@ -102,7 +103,7 @@ def _entry(machine: str, kind: str, value: str | Entry, entries: Mapping[str, En
 
 
 def _checked(model: StepModel) -> StepModel:
-    """Return the model if its GPU can hold and compute it. Raises `ConfigError` otherwise."""
+    """Return the model. Raises `ConfigError` if the weights do not fit on the GPU, or the GPU has no rate for them."""
     if model.weights == "fp8" and model.gpu.fp8_tflops is None:
         raise ConfigError(f"machine {model.name!r} has fp8 weights, but its GPU has no fp8 rate; use bf16 weights.")
     if model.max_kv_tokens < 2:
@@ -114,9 +115,10 @@ def _checked(model: StepModel) -> StepModel:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Return the first problem of a machine file as a sentence with the key, the value, and what is known."""
+    """Return a sentence about the most specific problem in a machine file. It names the key, and the value or the known
+    keys."""
     problems: list[Any] = list(error.errors())
-    # A mapping is tried as a name first, so problems within the mapping say more.
+    # A mapping is first validated as a name, which always fails. Errors from inside the mapping are more informative.
     first = max(problems, key=lambda problem: (len(problem["loc"]), problem["type"] == "extra_forbidden"))
     key = ".".join(part for part in map(str, first["loc"]) if not part[0].isupper() and part != "str") or "the file"
     match first["type"]:

@@ -1,8 +1,8 @@
-"""The modelled time of a step of a network on a GPU: a roofline with an efficiency and an overhead.
+"""Model how long a network takes for a step on a GPU: a roofline with an efficiency and an overhead.
 
-A step reads all weights and the cache of its sequences once, and computes with every weight at every position. It takes
-the longer of the two, divided by the efficiency, plus an overhead. Attention's own operations are left out: at 1,000
-tokens a sequence they add 3 % to the operations of Qwen2.5-7B.
+A step reads all weights and the cache of its sequences once, and computes with every weight at every position. The step
+takes as long as the slower of reading and computing, divided by the efficiency, plus an overhead. Attention's own
+operations are left out: at 1,000 tokens a sequence they add 3 % to the operations of Qwen2.5-7B.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from mars_ray.machines.networks import Network
 
 Weights = Literal["bf16", "fp8"]
 BYTES = MappingProxyType({"bf16": 2, "fp8": 1})
-"""Bytes of a parameter."""
+"""Bytes that one parameter takes."""
 MEMORY_SHARE = 0.9
-"""Share of a GPU's memory for weights and cache, the default of vLLM."""
+"""Share of a GPU's memory that weights and cache may fill; the default of vLLM."""
 
 
 class Efficiency(BaseModel):
-    """The share of a GPU that an engine uses, and the time that the engine adds to a step."""
+    """The share of a GPU's speed that an engine reaches, and the time that the engine adds to a step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     share: float = Field(gt=0, le=1)
-    """Share of the bandwidth, and of the rate, that a step reaches."""
+    """Share of the GPU's bandwidth and rate that a step reaches."""
     overhead_ms: float = Field(ge=0, le=10_000)
-    """Milliseconds that every step adds."""
+    """Milliseconds added to every step."""
     seq_ms: float = Field(ge=0, le=1_000)
     """Milliseconds that each decoding sequence adds to a step."""
     source: str = ""
@@ -68,8 +68,9 @@ class StepModel:
     def seconds(self, *, num_seqs: int, positions: int, kv_tokens: int, prompt_tokens: int) -> float:
         """Return the time of a step.
 
-        `positions` are the tokens, drafts and masks of the `num_seqs` decoding sequences, `kv_tokens` the tokens in the
-        cache that all sequences attend to, and `prompt_tokens` the prompt tokens read by other sequences.
+        `positions` counts the tokens, drafts and masks of the `num_seqs` decoding sequences. `kv_tokens` counts the
+        cached tokens that all sequences together attend to. `prompt_tokens` counts the prompt tokens that other
+        sequences read.
         """
         reading_s = self.weights_s + self.kv_token_s * kv_tokens
         computing_s = self.position_s * (positions + prompt_tokens)
@@ -77,37 +78,38 @@ class StepModel:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights."""
+        """Bytes that all weights take."""
         return self.network.billion_parameters * 1e9 * BYTES[self.weights]
 
     @property
     def weights_s(self) -> float:
-        """Seconds for reading all weights."""
+        """Seconds that reading all weights takes."""
         return self.weight_bytes / (self.gpu.bandwidth_gb_per_s * 1e9 * self.efficiency.share)
 
     @property
     def kv_token_s(self) -> float:
-        """Seconds for reading the cache of one token."""
+        """Seconds that reading the cache entry of one token takes."""
         return self.network.kv_bytes / (self.gpu.bandwidth_gb_per_s * 1e9 * self.efficiency.share)
 
     @property
     def position_s(self) -> float:
-        """Seconds for computing one position: two operations per parameter."""
+        """Seconds that computing one position takes, at two operations per parameter."""
         tflops = self.gpu.bf16_tflops if self.weights == "bf16" else self.gpu.fp8_tflops or self.gpu.bf16_tflops
         return 2 * self.network.billion_parameters * 1e9 / (tflops * 1e12 * self.efficiency.share)
 
     @property
     def overhead_s(self) -> float:
-        """Seconds that every step adds."""
+        """Seconds added to every step."""
         return self.efficiency.overhead_ms / 1000
 
     @property
     def seq_s(self) -> float:
-        """Seconds that each decoding sequence adds."""
+        """Seconds that each decoding sequence adds to a step."""
         return self.efficiency.seq_ms / 1000
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens that fit into the memory next to the weights; below 1 if the weights do not fit."""
+        """Number of tokens whose cache fits into memory beside the weights; 0 or negative if the weights leave no
+        room."""
         free_bytes = self.gpu.memory_gb * 1e9 * MEMORY_SHARE - self.weight_bytes
         return int(free_bytes // self.network.kv_bytes)

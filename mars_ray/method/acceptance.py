@@ -12,7 +12,7 @@ from mars_ray.method.metric import Metric
 
 
 def confidence(logits: Tensor, metric: Metric) -> Tensor:
-    """Return the confidence of each distribution in logits [..., V], float32 [...]."""
+    """Return the confidence of each distribution in `logits` [..., V] as float32 [...]."""
     log_p: Tensor = logits.float().log_softmax(dim=-1)
     match metric:
         case Metric.PROBABILITY:
@@ -27,10 +27,11 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
 
 
 def accepted_lengths(confidence_RW: Tensor, threshold_R: Tensor, metric: Metric) -> Tensor:
-    """Return the number of tokens to accept in each row, from 1 to W, int64 [R].
+    """Return the number of tokens to accept in each row, from 1 to W, as int64 [R].
 
-    Column 0 is the autoregressive token, which is always accepted. The tokens at masks are accepted up to the first
-    that does not pass. At a threshold that accepts nothing, no token at a mask passes, whatever its confidence.
+    Column 0 is the autoregressive token, which is always accepted. The tokens at masks are accepted up to, but without,
+    the first that does not pass. At a threshold that accepts nothing, no token at a mask passes, whatever its
+    confidence.
     """
     drafted_RW, threshold_R1 = confidence_RW[:, 1:], threshold_R[:, None]
     if metric is Metric.ENTROPY:

@@ -23,11 +23,11 @@ def cross_entropies(
     share: float = 0.0,
     teachers: Tensor | None = None,
 ) -> Tensor:
-    """Return the cross-entropy at each position, float32 [M].
+    """Return the cross-entropy at each position as float32 [M].
 
-    The target is the label, which must not be `IGNORE`. Where `teacher_M` is not `IGNORE`, it is the index of a row of
-    `teachers`, logits [any, V] (None means `logits_MV`). The distribution of that row makes up `share` of the target
-    and receives no gradient.
+    The target is the label, which must not be `IGNORE`. `teachers` holds logits [any, V]; None means `logits_MV`. Where
+    `teacher_M` is not `IGNORE`, it is the index of a row of `teachers`, whose distribution makes up `share` of the
+    target and receives no gradient.
     """
     teacher_M = torch.full_like(label_M, IGNORE) if teacher_M is None else teacher_M
     teachers = (logits_MV if teachers is None else teachers).detach()
@@ -79,6 +79,6 @@ def _chunks(logits_MV: Tensor) -> list[slice]:
 
 
 def _teacher(teachers: Tensor, teacher_M: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Return the positions of a chunk that have a teacher, and the distribution of the teacher at each, float32."""
+    """Return the positions of a chunk that have a teacher, and the teacher's distribution at each, in float32."""
     taught = (teacher_M != IGNORE).nonzero()[:, 0] if share else teacher_M[:0]
     return taught, teachers[teacher_M[taught]].softmax(dim=-1, dtype=torch.float32)

@@ -13,7 +13,7 @@ COLUMNS_MOST = 63
 """Maximum number of drafts and masks in a sequence with several rows of masks: `ForwardBatch.behind_N` has 63 bits."""
 
 DRAFT_POSITIONS = 2
-"""Positions that one more draft takes: its own, and about one for masks after it."""
+"""Positions that each additional draft takes up: one for itself, and about one for the masks that follow it."""
 
 FIXED_PRICE = 0.05
 """Price of a position in tokens, for requests whose answers must not depend on the load (see `masks_behind_drafts`)."""

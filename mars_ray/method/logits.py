@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 
 def logits_at(network: PreTrainedModel, where: Tensor | tuple[Tensor, Tensor], **inputs: Any) -> Tensor:
-    """Run one forward without a cache and return its logits at M positions, [M, V].
+    """Run one forward without a cache and return its logits [M, V] at M positions.
 
-    `where` selects the positions: either a bool [R, S], read row by row, or two int64 [M] with the row and the slot of
-    each position. `inputs` go to the network unchanged (`input_ids`, `position_ids`, `attention_mask`).
+    `where` selects the positions: either a bool [R, S], read row by row, or two int64 tensors [M] with the row and the
+    slot of each position. `inputs` go to the network unchanged (`input_ids`, `position_ids`, `attention_mask`).
     """
 
     def pick(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:

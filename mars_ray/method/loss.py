@@ -23,7 +23,7 @@ from mars_ray.method.visibility import dense_mask, flex_mask
 
 @dataclass(frozen=True, slots=True)
 class LabelWeights:
-    """Sum of the label weights in each stream. It is the number of labels if all weights are 1."""
+    """Sum of the label weights in each stream. If all weights are 1, this is the number of labels."""
 
     mask: float
     ar: float
@@ -39,8 +39,8 @@ class LabelWeights:
 class StreamLoss(nn.Module):
     """A network together with its training loss, as one module for DDP and FSDP to wrap.
 
-    `distill` is the share of a mask's target that the prediction of the clean stream makes up. The rest is the token in
-    the data.
+    In the target at a mask, the prediction of the clean stream has weight `distill`, and the token in the data has the
+    remaining weight.
     """
 
     def __init__(self, network: PreTrainedModel, distill: float = 0.0) -> None:
@@ -62,7 +62,7 @@ class StreamLoss(nn.Module):
 
 
 def training_logits(network: PreTrainedModel, streams: Streams, where_RS: Tensor) -> Tensor:
-    """Run the training forward and return its logits where `where_RS` is True, row by row, [M, V].
+    """Run the training forward and return its logits [M, V] where `where_RS` is True, row by row.
 
     With `tiles.ATTENTION`, the logits at padding are undefined.
     """

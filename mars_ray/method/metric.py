@@ -17,7 +17,8 @@ class Metric(StrEnum):
     ENTROPY = "entropy"
     """Entropy of the distribution in nats. A token is accepted at or below the threshold."""
     MARGIN = "margin"
-    """Probability of the most likely token minus that of the second. A token is accepted at or above the threshold."""
+    """Probability of the most likely token minus that of the second most likely. A token is accepted at or above the
+    threshold."""
 
 
 def accepts_nothing(threshold: float, metric: Metric) -> bool:

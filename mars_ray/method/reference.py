@@ -1,8 +1,8 @@
 """The reference decoder: slow, without a cache, and simple enough to check by reading. It is the oracle in tests.
 
-Each forward runs over everything: the prompt, the generated tokens, drafts and masks. It is a sliding window (arXiv
-2604.07023, section 3.3): the last token predicts the next token, as in autoregressive decoding, and the k-th mask
-predicts the token k positions further on.
+Each forward runs over everything: the prompt, the generated tokens, drafts and masks. Decoding uses a sliding window
+(arXiv 2604.07023, section 3.3): the last token predicts the next token, as in autoregressive decoding, and the k-th
+mask predicts the token k positions further on.
 
 Predictions are accepted from left to right until a confidence falls short of the threshold. That prediction and those
 after it become drafts. The next forward verifies the drafts, and takes them as long as each equals the autoregressive
@@ -114,7 +114,7 @@ def forward(
 def _accept_and_draft(
     sequence: DecodedSequence, predictions: Sequence[tuple[int, float]], options: DecodeOptions
 ) -> None:
-    """Take predictions up to the first that falls short, then draft as long as all drafts are likely to be right."""
+    """Accept predictions until one falls short, then draft as long as all drafts are likely to be right."""
     all_right = 1.0
     for token, certainty in predictions:
         if is_finished(sequence, options) or (sequence.drafts[-1:] and sequence.drafts[-1] in options.stop_ids):
@@ -139,7 +139,7 @@ def _choices(
 
 
 def last_logits(network: PreTrainedModel, ids: list[int], count: int, mask_id: int) -> Tensor:
-    """Return the logits after each of the last `count` ids, float32 [W, V]. Those of the mask token are -inf."""
+    """Return the logits after each of the last `count` ids as float32 [W, V]. The mask token has logit -inf."""
     ids_1S = torch.tensor([ids], device=network.device)
     logits_WV: Tensor = network(input_ids=ids_1S, use_cache=False).logits[0, -count:].float()
     logits_WV[:, mask_id] = -torch.inf

@@ -30,7 +30,7 @@ class PackedRows:
     tokens_RT: Tensor
     """int64 token ids; padding may hold any id."""
     response_RT: Tensor
-    """bool, whether the token is part of a response, which is masked in the noisy stream and trained on."""
+    """bool, whether the token is part of a response. Response tokens are masked in the noisy stream and trained on."""
     example_RT: Tensor
     """int64, number of the example within the row; `PADDING` after the last example."""
     position_RT: Tensor
@@ -70,7 +70,7 @@ class Streams:
 
 
 def random_phases(rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
-    """Draw the number of tokens by which to shorten the first block of each example, 0 to block - 1: int64 [R, T]."""
+    """Draw the number of tokens by which to shorten the first block of each example: int64 [R, T], 0 to block - 1."""
     phase_RT = torch.randint(block, rows.tokens_RT.shape, generator=generator)
     return phase_RT.gather(1, rows.example_RT.clamp(min=0))
 
@@ -105,7 +105,7 @@ def mars_streams(
     mask is the token after it, and a mask with k masks before it in its block has weight `decay`^k in the loss.
 
     The prompt token before a response predicts the first response token. If no mask precedes the prompt token in its
-    block, both streams predict the same, and `first` gives the noisy slot a label too.
+    block, both streams predict the same token, and `first` gives the noisy slot a label too.
 
     Padding rounds N up to a multiple of `multiple_of`, but at most to T, so that compiled kernels meet few shapes.
     """
@@ -133,7 +133,7 @@ def mars_streams(
 
 
 def _next_response_token(rows: PackedRows) -> Tensor:
-    """Return the token at t + 1 if it is a response token of the same example, otherwise `IGNORE`: int64 [R, T]."""
+    """Return the token at t + 1 if it is a response token of the same example, otherwise `IGNORE`, as int64 [R, T]."""
     label_RT = torch.full_like(rows.tokens_RT, IGNORE)
     follows_RT = rows.response_RT[:, 1:] & (rows.example_RT[:, 1:] == rows.example_RT[:, :-1])
     label_RT[:, :-1] = torch.where(follows_RT, rows.tokens_RT[:, 1:], IGNORE)
@@ -141,14 +141,14 @@ def _next_response_token(rows: PackedRows) -> Tensor:
 
 
 def masks_before(rows: PackedRows, block_RT: Tensor) -> Tensor:
-    """Return the number of response tokens before each token in its block, float32 [R, T]."""
+    """Return the number of response tokens before each token in its block, as float32 [R, T]."""
     before_RT = rows.response_RT.long().cumsum(dim=1) - rows.response_RT.long()
     # The count never falls along a row, so the count before a block is the maximum over all block starts so far.
     return (before_RT - (before_RT * _starts(rows, block_RT)).cummax(dim=1).values).float()
 
 
 def _starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
-    """Return whether a block of an example starts at each position, bool [R, T]."""
+    """Return whether a block of an example starts at each position, as bool [R, T]."""
     starts_RT = torch.ones_like(rows.response_RT)
     starts_RT[:, 1:] = (block_RT[:, 1:] != block_RT[:, :-1]) | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
     return starts_RT

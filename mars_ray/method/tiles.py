@@ -23,7 +23,8 @@ from mars_ray.method.visibility import dense_mask
 ATTENTION = "mars_tiles"
 
 TILE_SLOTS = 192
-"""Clean slots from which a tile takes no more examples. In smaller tiles a call costs more than its arithmetic."""
+"""Number of clean slots at which a tile takes no more examples. In smaller tiles a call costs more than its
+arithmetic."""
 PIECE_QUERIES = 256
 """Maximum number of clean queries in a piece. A piece of a long example reads no keys after its last query."""
 KEYS_HELD = 2048
@@ -38,7 +39,7 @@ class Piece:
     """Number of queries. The pieces of a tile cover its queries in order."""
     keys: slice
     hidden: Tensor
-    """[queries, keys], 0 where attention is allowed and -inf elsewhere."""
+    """Mask [queries, keys]: 0 where attention is allowed, -inf elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def attend(
 def attend_piece(
     query_HQD: Tensor, key_KCD: Tensor, value_KCD: Tensor, hidden_QC: Tensor, scaling: float, dropout: float = 0.0
 ) -> Tensor:
-    """Return the attention of Q queries to C keys, [H, Q, D]. `hidden_QC` is 0 where it is allowed, -inf elsewhere."""
+    """Return the attention [H, Q, D] of Q queries to C keys. `hidden_QC` is 0 where it is allowed, -inf elsewhere."""
     groups = query_HQD.shape[0] // key_KCD.shape[0]
     # Stack the query heads that share a key head as more queries; otherwise the keys would be copied for each head.
     query = query_HQD.reshape(key_KCD.shape[0], -1, query_HQD.shape[2])

@@ -35,12 +35,13 @@ LARGEST = {
     "num_local_experts": 1 << 12,
     "n_routed_experts": 1 << 12,
 }
-"""Upper bounds of declared sizes, about ten times the sizes of the largest models, by their names in transformers. A
-large number in a file could otherwise make a network that takes all memory."""
+"""Upper bounds of declared sizes, about ten times the sizes of the largest models, by their names in transformers.
+Without them, a large number in a file could lead to a network that takes up all memory."""
 _OF_THE_CLASS = frozenset({"architectures", "model_type"})
 """Top-level entries to leave out; the configuration class sets them itself."""
 _PARTS = frozenset({"text_config", "decoder", "generator", "text_encoder"})
-"""Parts in which transformers looks for the sizes of the decoder. They are left out if the class has no such part."""
+"""Parts in which transformers looks for the sizes of the decoder. A part is omitted from the configuration if the class
+does not have it."""
 _NAMES_CODE = re.compile(
     r"auto_map|trust_remote_code"  # code in the folder
     r"|transformers_weights"  # a weight file other than the checked one
@@ -52,7 +53,7 @@ _NAMES_CODE = re.compile(
 
 
 def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
-    """Return the configuration in `raw`. Raises `ModelError` if it is invalid; `folder` is for the message."""
+    """Return the configuration in `raw`. Raises `ModelError` if it is invalid; the message names `folder`."""
     declared = raw.get("model_type")
     if not isinstance(declared, str) or not declared:
         raise ModelError(f"{folder}/config.json names no model_type. Give a folder saved by transformers.")
@@ -102,7 +103,7 @@ def _is_decoder(model_type: str) -> bool:
 
 
 def check_sizes(declared: Mapping[str, Any], source: str, names: Mapping[str, str] | None = None) -> None:
-    """Raise `ModelError` if a size in `declared` is out of bounds, at any depth; `source` is for the message.
+    """Raise `ModelError` if a size in `declared` is out of bounds, at any depth; the message names `source`.
 
     `names` maps the names of sizes in transformers to their names in `declared`, if they differ.
     """

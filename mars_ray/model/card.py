@@ -32,7 +32,7 @@ class FamilyPoint(_Frozen):
 
 
 class CalibrationPoint(_Frozen):
-    """Results of one threshold on all examples with greedy decoding.
+    """Results at one threshold on all examples, with greedy decoding.
 
     Each `*_std` is the standard deviation over the samples, null for a single sample.
     """
@@ -48,13 +48,13 @@ class CalibrationPoint(_Frozen):
     """Mean over task families of the share of right answers; null for data without verifiers."""
     accuracy_std: float | None
     examples: Count
-    """Number of examples, in all samples together like the other counts."""
+    """Number of examples; like the other counts, it covers all samples together."""
     tokens: Count
     seeds: Annotated[int, Field(ge=1)]
     """Number of samples: seeds of held-out examples, or parts of a data file."""
     data: str
     by_family: dict[str, FamilyPoint]
-    """Results by task family; empty for other data."""
+    """Results for each task family; empty if the data are not task families."""
 
 
 class Card(_Frozen):
@@ -64,7 +64,7 @@ class Card(_Frozen):
     block: Annotated[int, Field(ge=1)] | None
     """Maximum number of tokens predicted per forward in training, including the autoregressive token."""
     objective: dict[str, bool | float | str]
-    """Other settings of the training objective, by their names in the configuration."""
+    """Other settings of the training objective, keyed by their names in the configuration."""
     mask_token: str
     mask_token_id: Count
     data: str
@@ -75,7 +75,7 @@ class Card(_Frozen):
     versions: dict[str, str]
     losses: dict[str, float]
     base_model: str | None = None
-    """Model that training started from: `organisation/name@commit` for a hub; null if unknown."""
+    """Model that training started from: `organisation/name@commit` for a model from a hub; null if unknown."""
     calibration: tuple[CalibrationPoint, ...] = ()
 
     @model_validator(mode="after")

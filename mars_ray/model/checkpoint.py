@@ -2,7 +2,7 @@
 
 In:    a folder with a decoder, its tokenizer and perhaps a card; or a checkpoint.
 Out:   a Checkpoint whose network and tokenizer share a mask token; or a folder that any Hugging Face tool can open.
-Never: leaves a half-written folder, overwrites another folder, changes the network that it saves.
+Never: leaves a half-written folder, overwrites another folder, or changes the network that it saves.
 """
 
 import json
@@ -73,7 +73,8 @@ def load_model(
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-    """Write `checkpoint` to `folder`, which must be absent or empty; `dtype` casts only the weights in the file."""
+    """Write `checkpoint` to `folder`, which must be absent or empty; if `dtype` is given, the weights in the file are
+    cast to it, but not those in memory."""
     save_folder(folder, lambda partial: _write(checkpoint, partial, dtype))
 
 
@@ -83,7 +84,7 @@ def save_folder(folder: Path, write: Callable[[Path], None]) -> None:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise OutputError(f"{folder} is already in use. Give a new folder or remove this one.")
-        # In the same parent folder, so that the rename stays on one file system.
+        # Use the same parent folder, so that the rename stays on one file system.
         partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir(parents=True)
         try:
@@ -114,7 +115,7 @@ def share_weights(folder: Path) -> None:
 
 
 def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    # Tied tensors must stay one tensor, because transformers recognises them by this when it saves.
+    # Tied tensors must stay one tensor, because this is how transformers recognises them when it saves.
     cast_once: dict[tuple[int, torch.Size], torch.Tensor] = {}
     result = {}
     for name, tensor in state.items():

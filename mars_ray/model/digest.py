@@ -12,7 +12,8 @@ DIGITS = 16
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the 16-digit digest of weights, config, tokenizer and chat template; reads about a gigabyte per second."""
+    """Return the 16-digit digest of weights, config, tokenizer and chat template; about a gigabyte is read per
+    second."""
     return _digest(folder, PATTERNS)
 
 

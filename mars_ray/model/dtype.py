@@ -30,7 +30,8 @@ class ResolvedDtype:
 
 
 def resolve_dtype(dtype: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtype:
-    """Return `dtype`. "auto" is bfloat16 for a large 16-bit checkpoint on a device that is fast at it.
+    """Return `dtype`, with "auto" resolved: bfloat16 for a large 16-bit checkpoint on a device that computes fast in
+    bfloat16, and float32 otherwise.
 
     `folder` must have been checked.
     """

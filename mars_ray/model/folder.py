@@ -2,7 +2,7 @@
 
 In:    the name of a model, or a folder.
 Out:   a ResolvedModel.
-Never: runs code from the folder, opens a pickle, reads weights beyond their headers.
+Never: runs code from the folder, opens a pickle, or reads more of the weights than their headers.
 """
 
 from dataclasses import dataclass

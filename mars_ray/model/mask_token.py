@@ -1,7 +1,7 @@
 """Add the mask token: the input at positions whose token the model predicts ahead.
 
 In:    a network and its tokenizer.
-Out:   the id; if there is no mask token, network and tokenizer are changed in place.
+Out:   the id of the mask token; if there was no mask token, it is added to the network and the tokenizer in place.
 Never: changes the embedding of another token, or the state of a random generator.
 """
 
@@ -18,8 +18,8 @@ def ensure_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     """Return the id of the mask token, after adding the token if the tokenizer lacks it.
 
     A new token gets the next id. Most embeddings have unused rows (Qwen2.5: 151,665 tokens, 151,936 rows), so the token
-    usually gets one of these; otherwise the network grows. Its row and added rows start as the mean of the rows of the
-    other tokens.
+    usually gets one of these; otherwise the network grows. The token's row and all added rows start as the mean of the
+    other tokens' rows.
     """
     known_ids = sorted(set(tokenizer.get_vocab().values()))
     taken = tokenizer.mask_token is None and MASK_TOKEN not in tokenizer.get_vocab()
@@ -45,7 +45,8 @@ def _set_to_mean(network: PreTrainedModel, new_rows: list[int], known_rows: list
 
 
 def _tables(network: PreTrainedModel) -> list[torch.Tensor]:
-    """Return the tensors with one row per token: the input embedding, and an untied output weight and bias."""
+    """Return the tensors with one row per token: the input embedding, the output weight if it is not tied to that
+    embedding, and the output bias if there is one."""
     inputs = network.get_input_embeddings().weight
     head = network.get_output_embeddings()
     tables = [inputs]

@@ -1,8 +1,8 @@
-"""Load the network of a resolved model, with every weight from its files.
+"""Load the network of a resolved model, with every weight read from the model's files.
 
-In:    a ResolvedModel, a dtype, an attention implementation.
+In:    a ResolvedModel, a dtype and an attention implementation.
 Out:   the network on the CPU, in eval mode.
-Never: keeps random weights: a missing weight is an error, while transformers only warns.
+Never: keeps random weights: a missing weight is an error, whereas transformers only warns about it.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.weights import count_parameters
 
 SPARE_NUMBERS = 1 << 26
-"""Number of missing weights that do not prevent loading. The error after loading names the missing weights."""
+"""Loading is attempted even if this many weights are missing, because the error after loading can name them."""
 
 
 def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -51,7 +51,8 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
 
 
 def _check_memory(network_class: Any, model: ResolvedModel) -> None:
-    """Raise `ModelError` if the network is far larger than its files, because transformers would allocate it first."""
+    """Raise `ModelError` if the network is far larger than its files; transformers would allocate all of it before
+    failing."""
     with torch.device("meta"):
         network = network_class(model.config)
     network.tie_weights()

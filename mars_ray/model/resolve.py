@@ -52,7 +52,7 @@ def resolve_model(name: str) -> Path:
 
 
 def pin(name: str, folder: Path) -> str:
-    """Return `name`, with the downloaded commit if the model is from a hub; `folder` is the folder of the model."""
+    """Return `name`, followed by the downloaded commit if the model is from a hub; `folder` is the model's folder."""
     hub_name = hub_name_of(folder.absolute()) if is_hub_name(name) else None
     return str(hub_name or name)
 

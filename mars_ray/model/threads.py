@@ -6,8 +6,9 @@ from mars_ray.model.weights import count_parameters
 from mars_ray.usable_cpus import usable_cpus
 
 PARAMETERS_PER_THREAD = 50_000_000
-"""Parameters per thread above which the network takes most of the time of a step. The rest of a step runs in one
-thread, so for smaller models several engines with one thread each are faster than one engine with several threads."""
+"""Number of parameters per thread. With fewer parameters, the network no longer takes up most of a step. The rest of a
+step runs in one thread, so for smaller models several engines with one thread each are faster than one engine with
+several threads."""
 
 
 def suitable_threads(folder: Path) -> int:
@@ -16,5 +17,5 @@ def suitable_threads(folder: Path) -> int:
 
 
 def threads_alone(folder: Path, engines: int = 1) -> int:
-    """Return the number of threads per engine when `engines` engines have this machine to themselves."""
+    """Return the number of threads per engine for the case that `engines` engines have this machine to themselves."""
     return 1 if suitable_threads(folder) == 1 else max(1, usable_cpus() // engines)

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""Spelling of a token for a single byte in sentencepiece."""
+"""How sentencepiece spells a token that is a single byte."""
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> tuple[bytes, ...]:
@@ -34,7 +34,8 @@ def _of_sentencepiece(token: str) -> bytes:
 
 
 def _byte_of() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE: printable Latin-1 stands for itself, U+0100 and up for other bytes."""
+    """Return the alphabet of byte-level BPE: printable Latin-1 characters stand for themselves, characters from U+0100
+    on for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}

@@ -1,8 +1,9 @@
 """Check and load the tokenizer of a model folder without running code from it.
 
 In:    a folder and the configuration of its network.
-Out:   the tokenizer that AutoTokenizer would return after the folder is saved again, so ids agree everywhere.
-Never: runs a tokenizer class from outside transformers, contacts a hub.
+Out:   the tokenizer that AutoTokenizer would return after the folder is saved again, so that token ids are the same
+       everywhere.
+Never: runs a tokenizer class from outside transformers, or contacts a hub.
 """
 
 from pathlib import Path
@@ -57,7 +58,7 @@ def load_tokenizer(folder: Path, config: PretrainedConfig, custom: bool) -> PreT
     # The Rust library raises bare Exceptions for a malformed tokenizer.json.
     except Exception as error:
         raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-    for name in ("auto_map", "is_local", "local_files_only"):  # otherwise saved with the tokenizer
+    for name in ("auto_map", "is_local", "local_files_only"):  # they would be saved with the tokenizer
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer
 

@@ -1,8 +1,8 @@
 """Check the headers of a model folder's weights, and count the parameters.
 
 In:    a folder.
-Out:   counts; an error if transformers would fail, warn or unpickle.
-Never: reads a tensor, opens a pickle.
+Out:   the counts; or an error if transformers would fail, warn or unpickle.
+Never: reads a tensor, or opens a pickle.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_parameters(folder: Path) -> Counter[str]:
-    """Return the number of parameters by dtype. Raises `ModelError` if files are missing."""
+    """Return the number of parameters of each dtype. Raises `ModelError` if files are missing."""
     counts = Counter[str]()
     for file in weight_files(folder):
         with safe_open(file, framework="numpy") as weights:

@@ -1,6 +1,6 @@
 """Errors as callers see them: an HTTP status and OpenAI's error object.
 
-In:    an error of the tree in `errors`, or any other exception.
+In:    an error of a class in `errors`, or any other exception.
 Out:   an `ApiError`: status, body, headers.
 Never: reveals to callers what only operators may know: paths, reprs of objects, the text of internal errors.
 """
@@ -21,11 +21,12 @@ ErrorType = Literal[
 ]
 
 MESSAGE_CHARS = 1000
-"""Maximum characters of a message, enough to show what is wrong when a message quotes a long input of the caller."""
+"""Maximum characters of a message, enough to show what is wrong even if the message quotes a long input from the
+caller."""
 
 
 class ApiError(Exception):
-    """A failed request as the caller sees it. The caller gets its message verbatim."""
+    """A failed request as the caller sees it. The caller gets the error's message verbatim."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.PromptTooLongError: _ErrorKind(400, "invalid_request_error", "context_length_exceeded", shown=True),
     errors.GrammarError: _ErrorKind(400, "invalid_request_error", None, shown=True, param="response_format"),
     errors.QueueFullError: _ErrorKind(429, "rate_limit_error", "overloaded", shown=True),
-    # 408 means that the caller was too slow. Here it was too slow to read, instead of to write.
+    # 408 means that the caller was too slow: here, too slow to read the response instead of to write the request.
     errors.SlowReaderError: _ErrorKind(408, "invalid_request_error", "slow_reader", shown=True),
     errors.UnavailableError: _ErrorKind(503, "server_error", "unavailable", shown=True),
     errors.ReplicaLostError: _ErrorKind(503, "server_error", "replica_lost", shown=True),
@@ -95,7 +96,7 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
 
 
 def error_kind(error_class: type[MarsRayError]) -> _ErrorKind | None:
-    """Return the entry of the nearest base class in the table; None means that the table lacks an entry."""
+    """Return the table entry for the class or its nearest base class; None means that the table lacks an entry."""
     return next((_ERROR_KINDS[base] for base in error_class.__mro__ if base in _ERROR_KINDS), None)
 
 

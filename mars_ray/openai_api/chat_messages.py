@@ -9,7 +9,8 @@ from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import MESSAGES_MAX, PARTS_MAX
 
 NO_TEXT = ("tool_calls", "function_call", "audio")
-"""Fields of an assistant message other than text. They are accepted only if null or empty, so that they say nothing."""
+"""Fields of an assistant message other than text. They are accepted only if they are null or empty and thus say
+nothing."""
 
 
 class TextPart(RequestBody):
@@ -22,8 +23,8 @@ class TextPart(RequestBody):
 def _text_of_parts(parts: list[Any]) -> str | None:
     """Return text parts joined to one text; None if a part is invalid, so that pydantic reports the error.
 
-    Raises `ApiError` for parts of other kinds. Joining avoids a model per part: a body has room for 40,000 parts, whose
-    models would delay all other callers.
+    Raises `ApiError` for parts of other kinds. Joining avoids a pydantic model per part: a body has room for 40,000
+    parts, and that many models would delay all other callers.
     """
     if not 1 <= len(parts) <= PARTS_MAX:
         return None
@@ -65,7 +66,7 @@ class InputMessage(_BaseMessage):
 
 
 class AssistantMessage(_BaseMessage):
-    """A message of the assistant. Its content may be null, as in some answers of OpenAI that clients send back."""
+    """A message from the assistant. Its content may be null, as in some OpenAI answers that clients send back."""
 
     role: Literal["assistant"]
     content: Text | None = None
@@ -89,7 +90,8 @@ def _text_only(message: dict[str, Any]) -> dict[str, Any]:
             raise ApiError.bad_request(f"messages with {name} are not supported.", "messages")
     # Annotations only point into the text, which is complete without them.
     kept = {key: item for key, item in message.items() if key not in (*NO_TEXT, "annotations", "refusal")}
-    if isinstance(parts := kept.get("content"), list):
+    # A longer list is refused by its length, so its parts need no work.
+    if isinstance(parts := kept.get("content"), list) and len(parts) <= PARTS_MAX:
         kept["content"] = [_refusal_as_text(part) for part in parts]
     if (refusal := message.get("refusal")) is not None:
         if kept.get("content") is not None:

@@ -1,8 +1,8 @@
-"""Deltas of an answer: the additions of each chunk of the engine to one of the numbered choices.
+"""Deltas of an answer: what each chunk from the engine adds to one of the numbered choices.
 
 In:    chunks of one sequence, and the number of its choice.
 Out:   deltas in which tokens, text and log-probabilities belong together.
-Never: depends on the shape of an API.
+Never: depends on the response format of a particular API.
 """
 
 from collections import defaultdict
@@ -41,15 +41,15 @@ class LogprobEntry(NamedTuple):
     number: int
     """Index of the token in its choice, from 0."""
     start: int
-    """Index of the character of the choice at which the token's text begins."""
+    """Index of the first character of the token's text within the text of the choice."""
     logprobs: TokenLogprobs
 
 
 class LogprobBuffer:
     """Holds back log-probabilities until the text of their tokens is sent.
 
-    The engine holds back text that may become a stop string, and the log-probabilities of its tokens wait with it.
-    Tokens without text, such as special tokens, get no entry.
+    The engine holds back text that may become a stop string, so the log-probabilities of the tokens in that text must
+    wait too. Tokens without text, such as special tokens, get no entry.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def delta_of(chunk: Chunk, choice: int) -> OutputDelta:
 
 def split_by_token(delta: OutputDelta) -> Iterator[OutputDelta]:
     """Yield one delta per token of `delta`. The first one has the audits, and the last one has the finish reason."""
-    # A delta without tokens and text still yields one delta, because it may carry the finish reason.
+    # A delta without tokens or text still yields one delta, because it may carry the finish reason.
     count = max(len(delta.tokens), len(delta.pieces), 1)
     for number in range(count):
         yield OutputDelta(

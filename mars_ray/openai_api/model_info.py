@@ -15,12 +15,12 @@ class ModelInfo:
     """Unix time of the model folder, in seconds."""
     engine: EngineFacts
     adapter: str | None = None
-    """The adapter that answers under this name; None for the model with its unnamed adapter, or without any."""
+    """The adapter that answers under this name; None for the model itself, with its unnamed adapter or with none."""
     adapters: tuple[str, ...] = ()
     """Names of the adapters that are served in addition to the model."""
 
     def by_name(self, name: str | None) -> "ModelInfo | None":
-        """Return the facts about the model or adapter called `name`, or None. Without a name, it is the model."""
+        """Return the facts about the model or adapter `name`, or None if it is unknown. No name means the model."""
         if name in self.adapters:
             return replace(self, name=name, adapter=name)
         return self if name in (None, self.name) else None

@@ -2,7 +2,7 @@
 
 In:    parsed JSON.
 Out:   a checked request, in which every field either takes effect or cannot change the answer.
-Never: ignores a field that would change the answer; such a field is refused by name.
+Never: ignores a field that would change the answer; the error that refuses such a field names it.
 
 Names and meanings are those of the OpenAI API reference, spelt as in the types of the `openai` package. `top_k`,
 `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos` and `stop_token_ids` are vLLM's extensions. `threshold`,
@@ -60,13 +60,13 @@ TOOLS = frozenset(("function_call", "functions", "tool_choice", "tools"))
 
 
 class StreamOptions(RequestBody):
-    """Contents of a stream, and how it is cut into chunks."""
+    """Options for the contents of a stream and for how it is cut into chunks."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
     """vLLM's option: with `include_usage`, every chunk carries the usage so far."""
     include_obfuscation: bool = False
-    """Accepted without effect: padding that hides the length of chunks from observers of the network."""
+    """Accepted without effect: padding that hides the length of chunks from network observers."""
     single_tokens: bool = False
     """Our option: one chunk per token instead of one per step."""
 
@@ -107,7 +107,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 def _few_biases(biases: Any) -> Any:
-    """Refuse too many entries before any is checked, because pydantic creates an error for every invalid one."""
+    """Refuse too many entries before any of them is checked, because pydantic creates one error per invalid entry."""
     if isinstance(biases, dict) and len(biases) > LOGIT_BIAS_MAX:
         raise ValueError(f"logit_bias has {len(biases)} tokens; it may have up to {LOGIT_BIAS_MAX}")
     return biases
@@ -117,7 +117,7 @@ LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Befor
 
 
 def _not_supported(names: Sequence[str]) -> str:
-    """Return the message that refuses unsupported fields."""
+    """Return the error message for unsupported fields."""
     if len(names) == 1:
         message = f"{names[0]} is not supported by this server; leave it out."
     else:
@@ -153,10 +153,11 @@ class GenerateRequest(RequestBody):
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Confidence needed to accept a token proposed at a mask, for this request only."""
     threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Lowest threshold for this request, which otherwise follows the threshold of the server."""
+    """Lowest threshold allowed for this request, which otherwise follows the server's threshold."""
     mode: Literal["ar", "threshold", "exact"] | None = None
     service_tier: str | None = None
-    """OpenAI's `flex` lets a request wait for spare capacity: it joins the class `batch`, if the operator has one."""
+    """OpenAI's `flex` lets a request wait for spare capacity: it joins the class `batch`, if the operator has defined
+    one."""
     block: Annotated[int, Field(ge=1, le=64)] | None = None
     """Maximum number of tokens proposed per forward; None lets the engine choose."""
 
@@ -188,7 +189,7 @@ class ChatCompletionRequest(GenerateRequest):
 
 
 def _few_prompts(prompt: Any) -> Any:
-    """Refuse too many prompts before any is checked."""
+    """Refuse too many prompts before any of them is checked."""
     if isinstance(prompt, list) and len(prompt) > PROMPTS_MAX and not isinstance(prompt[0], int):
         raise ValueError(f"prompt has {len(prompt)} prompts; it may have up to {PROMPTS_MAX}")
     return prompt

@@ -1,8 +1,8 @@
 """The base class of request bodies: only known fields, no type conversions, and cheap refusals.
 
 In:    parsed JSON, of which up to a megabyte may be invalid.
-Out:   a request body, or a few errors of pydantic.
-Never: makes an error for each of a hundred thousand invalid items, names or texts, or quotes one of them in full.
+Out:   a request body, or a few errors from pydantic.
+Never: creates an error for each of a hundred thousand invalid items, names or texts, or quotes any of them in full.
 """
 
 from reprlib import repr as shortened
@@ -34,7 +34,7 @@ class RequestBody(BaseModel):
 
 
 def tagged_by(name: str) -> BeforeValidator:
-    """Return a check that the field `name`, which selects the type of an object, is text.
+    """Return a validator that checks that the field `name`, which selects the type of an object, is text.
 
     Pydantic would quote an invalid value in full, however long it is.
     """

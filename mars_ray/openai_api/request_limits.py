@@ -1,4 +1,4 @@
-"""Limits of one request, of one key and of this process.
+"""Limits on one request, on one key and on this process.
 
 Each limit is checked by the code that would pay the cost of exceeding it.
 """
@@ -19,7 +19,7 @@ LOGIT_BIAS_MAX = 4096
 
 
 class RequestLimits(BaseModel):
-    """Limits of the HTTP gateway. The engine has its own limits, set by the model and the memory."""
+    """Limits of the HTTP gateway. The engine has its own limits, which depend on the model and the memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,9 +30,9 @@ class RequestLimits(BaseModel):
     body_seconds: float = Field(10, gt=0)
     """Maximum seconds from the end of the headers to the end of the body; slower clients are disconnected."""
     prompt_tokens: int | None = Field(None, ge=1)
-    """Maximum tokens of one prompt; None leaves only the limit of the model."""
+    """Maximum tokens of one prompt; None means that only the model's limit applies."""
     output_tokens: int = Field(4096, ge=1)
-    """Maximum tokens of one answer, and so the largest `max_tokens`."""
+    """Maximum tokens of one answer, and thus the largest allowed `max_tokens`."""
     default_output_tokens: int = Field(1024, ge=1)
     """Maximum tokens of a chat answer whose request sets no `max_tokens`. A longer answer ends there with the finish
     reason "length"."""
@@ -53,6 +53,7 @@ class RequestLimits(BaseModel):
     requests_per_key: int = Field(64, ge=1)
     """Maximum requests in flight per key. Without keys, this limit applies to all callers together."""
     tokenize_per_key: int = Field(4, ge=1)
-    """Maximum requests in flight to /tokenize and /detokenize per key. One process tokenises for all callers."""
+    """Maximum requests in flight to /tokenize and /detokenize per key. This limit is low because one process tokenises
+    for all callers."""
     requests: int = Field(256, ge=1)
     """Maximum requests in flight in this process, over all keys. A few more are reserved for operators."""

@@ -1,6 +1,6 @@
-"""Build responses of chat completions and of completions, complete or streamed.
+"""Build the responses to chat completion and completion requests, complete or streamed.
 
-In:    deltas of the choices, and the metadata of the response.
+In:    the deltas of the choices, and the metadata of the response.
 Out:   objects of the `openai` package, complete or as stream chunks.
 Never: waits, or depends on the source of the deltas.
 """
@@ -24,7 +24,8 @@ from openai.types.completion_usage import CompletionUsage
 from mars_ray.openai_api.deltas import ChoiceFinishReason, LogprobBuffer, LogprobEntry, OutputDelta
 
 LEAST_LOGPROB = -9999.0
-"""Value sent in place of minus infinity, which JSON cannot represent. OpenAI sends it for impossible tokens too."""
+"""Value sent in place of minus infinity, which JSON cannot represent. OpenAI sends the same value for impossible
+tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class ChatResponseBuilder:
 
 
 def _audits(delta: OutputDelta, metadata: ResponseMetadata) -> dict[str, Any]:
-    """Return our field `audits`, if it is not empty: the autoregressive choices for tokens accepted at masks."""
+    """Return our field `audits`, the autoregressive choices for tokens accepted at masks, unless there are none."""
     audits = [
         {
             "index": audit.index,

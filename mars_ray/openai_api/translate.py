@@ -1,6 +1,6 @@
 """Translate a checked body into requests to the engine.
 
-In:    a checked request of the API, its prompts as token ids, the limits, the operator's defaults.
+In:    a checked request of the API, its prompts as token ids, the limits, and the operator's defaults.
 Out:   one engine request per prompt.
 Never: shortens a prompt, or gives the caller less than the request asks for without saying so.
 """
@@ -34,7 +34,7 @@ ID_DIGITS = 10
 
 
 def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
-    """Raise an `ApiError` for a body beyond the limits. The engine compiles the schema later and may refuse it."""
+    """Raise an `ApiError` for a body that exceeds the limits. The engine compiles a schema later, and may refuse it."""
     _at_most("n", body.n, limits.n)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     _at_most("the number of strings in stop", len(stops), limits.stop, "stop")
@@ -67,7 +67,7 @@ def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
 
 
 def check_messages(messages: list[Message], limits: RequestLimits) -> None:
-    """Raise an `ApiError` for a conversation beyond the limits."""
+    """Raise an `ApiError` for a conversation that exceeds the limits."""
     _at_most("the number of messages", len(messages), limits.messages, "messages")
 
 
@@ -83,7 +83,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, str]]:
 
 
 def check_text_length(texts: Iterable[str], model: ModelInfo, longest_token_bytes: int) -> None:
-    """Raise a `PromptTooLongError` for texts too long for the model under any tokenisation, without tokenising them."""
+    """Raise a `PromptTooLongError`, without tokenising, for texts too long for the model under any tokenisation."""
     size = sum(len(text.encode()) for text in texts)
     most = model.engine.max_model_len * longest_token_bytes
     if size > most:

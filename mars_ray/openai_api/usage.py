@@ -1,7 +1,7 @@
 """Usage of one HTTP request: tokens, forwards, thresholds, finish reasons.
 
-In:    chunks, as they arrive.
-Out:   usage as callers see it; figures for the log and the metrics.
+In:    the chunks, as they arrive.
+Out:   the usage as callers see it; the figures for the log and the metrics.
 Never: keeps text.
 """
 
@@ -14,7 +14,7 @@ from mars_ray.engine.chunk import Chunk
 
 @dataclass(slots=True)
 class ResponseUsage:
-    """Totals over the sequences of one HTTP request. `prompt_tokens` counts a prompt with several answers once."""
+    """Totals over the sequences of one HTTP request. A prompt with several answers counts once in `prompt_tokens`."""
 
     prompt_tokens: int
     cached_tokens: int = 0

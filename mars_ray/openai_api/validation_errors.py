@@ -1,7 +1,7 @@
 """Turn the validation errors of pydantic into one error of this API that names the field.
 
-The error never names a branch of a union type, which the body does not contain, and quotes at most `NAME_CHARS`
-characters of a name.
+The error never names a branch of a union type, because such names do not occur in the body, and quotes at most
+`NAME_CHARS` characters of a name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ KINDS = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-"""Required kind of value, by pydantic's type of error."""
+"""The required kind of value, keyed by pydantic's type of error."""
 
 FieldPath = tuple[str, ...]
 """Names and indices that lead from the body to a value in it."""
@@ -34,7 +34,7 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     """Return the 400 error for the first invalid field of `body`.
 
     If a field may be of several types, pydantic reports errors for each of them. The error returned is for the type
-    that matched the value most deeply, because it is the most helpful.
+    that matched the value most deeply, because that error is the most helpful.
     """
     paths = [_path(error, body) for error in errors]
     field = paths[0][:1]
@@ -54,7 +54,7 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
 
 
 def field_path(path: FieldPath) -> str:
-    """Return a path in a body as an error names it, such as `messages.0.content`."""
+    """Return a path in a body in the form used in error messages, such as `messages.0.content`."""
     if not path:
         return "the body"
     name = ".".join(path)

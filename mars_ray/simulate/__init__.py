@@ -1,1 +1,1 @@
-"""Simulate a cluster under the control of the same controller as in a real one."""
+"""Simulate a cluster, controlled by the same controller as a real cluster."""

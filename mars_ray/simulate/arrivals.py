@@ -1,4 +1,4 @@
-"""Requests of a simulation, by time slice and reproducible by seed.
+"""Requests of a simulation, served in time slices and reproducible from a seed.
 
 Copies of a request are made only when they arrive, so one trace can stand for millions of requests.
 """
@@ -40,7 +40,7 @@ class Batch:
 
 
 class Arrivals:
-    """Source of requests: each arrives `copies` times, first at its arrival time, then spread over a minute."""
+    """Source of requests. Each arrives `copies` times: first at its arrival time, then spread over a minute."""
 
     def __init__(
         self, arrivals: Sequence[Arrival], *, mix: Sequence[float] = (1.0,), copies: int = 1, seed: int = 0

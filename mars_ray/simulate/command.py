@@ -86,7 +86,7 @@ class SimulateOptions:
             raise ConfigError(f"{self.control}: {field}: {first['msg']}.") from None
 
     def arrivals(self) -> list[Arrival]:
-        """Read and scale the trace. Prompts longer than the model's context are kept: the cluster refuses them."""
+        """Read and scale the trace. It keeps prompts longer than the model's context, which the cluster refuses."""
         trace = parse_trace(self.trace)
         if isinstance(trace, Poisson):
             raise ConfigError(f"trace is {self.trace!r}; give a file that ends in .csv.gz.")

@@ -3,7 +3,7 @@
 Steps are not simulated one by one. In a tick, a replica makes the steps that its step time allows, and each sequence
 gains the expected tokens of these steps. Every sequence has its own clock, so a sequence that arrives, ends or has its
 prompt read within a tick loses no time. Cache memory and shared prefixes are not modelled. `Prefill` reads prompts;
-`ThresholdCurves` has the tokens and costs of thresholds.
+`ThresholdCurves` holds the tokens and the costs at each threshold.
 
 A few arrays hold the running sequences of all replicas, so the number of numpy calls per tick does not grow with the
 number of sequences.
@@ -27,21 +27,21 @@ from mars_ray.simulate.queues import Floats, Ints, Queues
 
 
 class _Running(NamedTuple):
-    """A set of running sequences."""
+    """Some of the running sequences."""
 
     indices: Ints
-    """Indices of the queue (replica * classes + class) and of the slot (replica * slots + slot), [2, S]."""
+    """Indices of the queue (replica * classes + class) and of the slot (replica * slots + slot), as an array [2, S]."""
     figures: Floats
-    """Columns `CLOCK`, `LEFT`, `LENGTH`, `ARRIVAL`, `FIRST`, `TOKENS`, [6, S]."""
+    """The columns `CLOCK`, `LEFT`, `LENGTH`, `ARRIVAL`, `FIRST` and `TOKENS`, as an array [6, S]."""
 
     def take(self, numbers: Ints) -> "_Running":
-        """Return the sequences with these numbers."""
+        """Return the sequences at these positions."""
         return _Running(self.indices.take(numbers, axis=1), self.figures.take(numbers, axis=1))
 
 
 CLOCK, LEFT, LENGTH, ARRIVAL, FIRST, TOKENS = range(6)
-"""Columns of a sequence: time up to which it has been stepped; tokens left to generate; its length at the end; times of
-arrival and first token; tokens of its answer."""
+"""Columns of a sequence: time up to which it has been stepped; tokens left to generate; final length; times of arrival
+and first token; tokens of its answer."""
 
 
 class Fleet:
@@ -58,10 +58,10 @@ class Fleet:
         """Slots in use."""
         self._held_N: Ints = np.zeros(replicas, np.int64)
         self.in_flight_N: Ints = np.zeros(replicas, np.int64)
-        """Requests in flight; the router counts a request before it is queued."""
+        """Number of requests in flight. The router counts a request before the request is queued."""
         self._running = _Running(np.zeros((2, 0), np.int64), np.zeros((6, 0)))
         self._free_s_NR = np.zeros((replicas, machine.max_num_seqs))
-        """Time from which a slot is free; infinite while it is in use."""
+        """Time from which each slot is free; infinite while the slot is in use."""
         self._curves = ThresholdCurves(machine, replicas, len(classes), threshold)
         self._prefill = Prefill(machine, replicas)
         self._reading_s_LN = np.array([np.full(replicas, line.fixed_s) for line in self._lines])
@@ -93,7 +93,7 @@ class Fleet:
 
     @property
     def kv_tokens_N(self) -> Floats:
-        """Tokens that the running sequences of each replica attend to."""
+        """Number of tokens that the running sequences of each replica attend to."""
         figures = self._running.figures
         tokens: Floats = self._by_group(figures[LENGTH] - figures[LEFT]).sum(axis=1)
         return tokens
@@ -113,7 +113,7 @@ class Fleet:
         return fits
 
     def advance(self, begin_s: float, end_s: float) -> Floats:
-        """Run a tick; return arrival, first token, end and tokens of the sequences that ended, [4, S]."""
+        """Run a tick. Return the arrival, first token, end and tokens of the ended sequences as an array [4, S]."""
         before_NC = self.tokens_NC.copy()
         self._pace(begin_s, end_s)
         stay, ended = self._decode(end_s)
@@ -174,7 +174,7 @@ class Fleet:
         self._seconds_N = 1 / (plain_N + read_N)
 
     def _decode(self, end_s: float) -> tuple[_Running, Floats]:
-        """Add the tokens of this tick to all sequences; return the sequences still running and the ended ones."""
+        """Add the tokens of this tick to all sequences; return the sequences still running and those that ended."""
         running = self._running
         rate = self._rate_NC.ravel()[running.indices[0]]
         clock = running.figures[CLOCK]
@@ -214,7 +214,7 @@ class Fleet:
         return np.flatnonzero((self.in_flight_N > self._held_N) & free_N & (self._prefill.until_N < end_s))
 
     def _admit(self, open_M: Ints, end_s: float) -> tuple[_Running, Floats]:
-        """Give a free slot to the next request of these replicas; return sequences still running and ended ones."""
+        """Give a free slot to the next request of each of these replicas; return running and ended sequences."""
         group = self.queues.next(open_M)
         arrival, prompt, total = self.queues.pop(group).T
         slot = open_M * self._machine.max_num_seqs + self._free_s_NR[open_M].argmin(axis=1)
@@ -266,7 +266,7 @@ class ThresholdCurves:
         self.feeding_s_LNCB = np.ones((len(machine.lines), replicas, classes, blocks), np.float32)
         """Seconds that the positions of a sequence add to a step, without their attention to earlier tokens."""
         self.credit_NCB = np.ones((replicas, classes, blocks))
-        """Tokens credited to a sequence's first step, because its last step generates more than it needs."""
+        """Tokens credited to a sequence's first step, reduced by the expected surplus of its last step."""
         self.changes_N: Ints = np.zeros(replicas, np.int64)
         """Number of threshold changes on each replica since the start."""
         self._by_threshold: dict[float, tuple[Floats, Floats, Floats]] = {}
@@ -289,7 +289,8 @@ class ThresholdCurves:
 
 
 def _curves(lookahead: Lookahead, lines: Sequence[StepTime]) -> tuple[Floats, Floats, Floats]:
-    """Return, by block, expected tokens, seconds per sequence [L, B], and tokens credited to its first step.
+    """Return, by block, the expected tokens of a sequence, its seconds as [L, B], and the tokens credited to its first
+    step.
 
     A sequence of n tokens takes (n + o) / m steps on average. Here m is the expected number of tokens X of a step, and
     o = E[X (X - 1)] / 2m is the expected number of tokens that the last step generates beyond n. So n - (m - o) tokens

@@ -1,7 +1,7 @@
 """Figures of a replica for simulations: sizes, step times, and the tokens accepted at each threshold.
 
 Measured figures are read from a JSON file written by `python -m benchmarks.simulated_machine`, or from the file in the
-package. `modelled_machine` makes them for GPUs.
+package. For GPUs, `modelled_machine` computes the figures.
 """
 
 from dataclasses import astuple, replace
@@ -29,11 +29,11 @@ class Machine(BaseModel):
     max_waiting_seqs: int = Field(ge=1, le=65536)
     max_prefill_tokens: int = Field(512, ge=1)
     max_model_len: int = Field(ge=2)
-    """Maximum tokens of one sequence, prompt and output together."""
+    """Maximum number of tokens in one sequence, prompt and output together."""
     step_time: StepTime
     """Linear model of a step, as the engine fits it and reports it to the controller."""
     roofline: tuple[StepTime, StepTime] | None = None
-    """Two lines, of which a step takes the longer. None means that a step takes `step_time`."""
+    """Two linear models; a step takes the longer of their times. None means that a step takes `step_time`."""
     profile: tuple[ProfilePoint, ...] = Field(min_length=2)
     """Tokens and positions per forward at each threshold, from threshold 1 downwards."""
     accuracy: tuple[tuple[Share, Share], ...] = Field(min_length=1)
@@ -66,7 +66,7 @@ class Machine(BaseModel):
 
     @property
     def lines(self) -> tuple[StepTime, ...]:
-        """Linear models of a step; a step takes the longest of them."""
+        """Linear models of a step; a step takes the longest of their times."""
         return self.roofline or (self.step_time,)
 
     @property
@@ -101,7 +101,7 @@ class Machine(BaseModel):
 
 
 def read_machine(path: Path | None) -> Machine:
-    """Read a machine file; None reads the one in the package. Raises `ConfigError`."""
+    """Read a machine file. If the path is None, read the file in the package. Raises `ConfigError`."""
     path = path or Path(str(files("mars_ray") / "assets" / "machine.json"))
     try:
         return Machine.model_validate_json(path.read_bytes())

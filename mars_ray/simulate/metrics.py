@@ -83,7 +83,7 @@ class SecondMetrics:
     """Replicas that take requests."""
     desired_replicas: int
     threshold: float | None
-    """Mean over the tokens generated, as are `agreement` and `accuracy`."""
+    """Mean over the generated tokens, like `agreement` and `accuracy`."""
     agreement: float | None
     accuracy: float | None
     ttft_p95_ms: float | None
@@ -114,7 +114,7 @@ class SimulationMetrics:
     good: float | None
     """Share of all requests that met the SLO."""
     threshold: float | None
-    """Mean over the tokens generated, as are `agreement` and `accuracy`."""
+    """Mean over the generated tokens, like `agreement` and `accuracy`."""
     agreement: float | None
     accuracy: float | None
     threshold_changes_per_minute: float

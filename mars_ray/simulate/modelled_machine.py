@@ -25,20 +25,21 @@ from mars_ray.model.card import Card, read_card
 from mars_ray.simulate.machine import Machine, read_machine
 
 MAX_NUM_SEQS = 256
-"""Sequences decoded together, the default of an engine on a GPU."""
+"""Number of sequences decoded together; the default of an engine on a GPU."""
 MAX_WAITING_SEQS = 1024
 MAX_PREFILL_TOKENS = 2048
-"""Prompt tokens read per step, the smallest default of vLLM on GPUs."""
+"""Number of prompt tokens read per step; the smallest default of vLLM on GPUs."""
 CACHE_TOKENS_PER_SEQ = 1024
-"""Tokens of the cache that must be there for each sequence, because simulations do not model cache memory."""
+"""Number of tokens for which the cache must have room per sequence, because simulations do not model cache memory."""
 FITTED_TOKENS_PER_SEQ = (128, 512, 2048)
-"""Cached tokens of a sequence in the steps that the linear model is fitted to."""
+"""Numbers of cached tokens per sequence in the steps to which the linear model is fitted."""
 FITTED_PROMPTS = (0, 256, MAX_PREFILL_TOKENS)
-"""Prompt tokens of these steps."""
+"""Numbers of prompt tokens in the steps to which the linear model is fitted."""
 
 
 def open_machine(name: str | None, card: Path | None = None) -> Machine:
-    """Return the machine of a name such as h200/qwen2.5-7b, or of a file; None means the bundled measurements.
+    """Return the machine with a name such as h200/qwen2.5-7b, or read it from a file; None means the bundled
+    measurements.
 
     `card` is a model folder whose calibration replaces the paper's curve. Raises `ConfigError`.
     """
@@ -50,7 +51,8 @@ def open_machine(name: str | None, card: Path | None = None) -> Machine:
 
 
 def modelled_machine(model: StepModel, card: Card | None = None) -> Machine:
-    """Return the simulated machine of a step model, with the calibration of a card or else the paper's curve."""
+    """Return the simulated machine of a step model, with the calibration of a card, or with the paper's curve if there
+    is no card."""
     profile, accuracy = _paper_profile() if card is None else _card_profile(card)
     max_num_seqs = min(MAX_NUM_SEQS, max(1, model.max_kv_tokens // CACHE_TOKENS_PER_SEQ))
     return Machine(
@@ -71,11 +73,11 @@ def modelled_machine(model: StepModel, card: Card | None = None) -> Machine:
 
 
 def roofline(model: StepModel) -> tuple[StepTime, StepTime]:
-    """Return the lines of reading and computing, of which a step takes the longer."""
+    """Return two linear models, one for reading and one for computing. A step takes the longer of the two times."""
     return (
         StepTime(fixed_s=model.weights_s + model.overhead_s, seq_s=model.seq_s, kv_token_s=model.kv_token_s),
         StepTime(
-            # An overhead of 0 is no valid line.
+            # A line with an overhead of 0 would not be valid.
             fixed_s=max(model.overhead_s, 1e-9),
             seq_s=model.seq_s,
             position_s=model.position_s,
@@ -116,7 +118,7 @@ def seconds_of(model: StepModel, work: StepWork) -> float:
 
 
 def _is_measured(name: str) -> bool:
-    """Return True for a JSON file of measurements. Files without a step time are machine files by their keys."""
+    """Return True for a JSON file, unless it is a machine file, which has the key "gpu"."""
     if not name.endswith(".json"):
         return False
     try:
@@ -138,7 +140,7 @@ def _calibrated(folder: Path | None) -> Card | None:
 
 
 def _card_profile(card: Card) -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float], ...]]:
-    """Return the profile with which an engine starts from the card, and the accuracy by threshold."""
+    """Return the profile with which an engine starts if it has this card, and the accuracy at each threshold."""
     points = sorted(card.calibration, key=lambda point: -point.threshold)
     agreement = {point.threshold: point.agreement for point in points}
     started = Profile(
@@ -152,11 +154,12 @@ def _card_profile(card: Card) -> tuple[tuple[ProfilePoint, ...], tuple[tuple[flo
 
 
 def _paper_profile() -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float], ...]]:
-    """Return the profile by the paper's curve and the assumptions above, and the accuracy by threshold."""
+    """Return the profile that follows from the paper's curve and the module's assumptions, and the accuracy at each
+    threshold."""
     masks_K = np.arange(1, PAPER_BLOCK)
-    # Probability that a token at a mask reaches the threshold. None reaches 1.
+    # Probability that the confidence of a token at a mask reaches the threshold. No confidence reaches 1.
     passed = [_passed(point.tokens_per_forward) for point in PAPER_CURVE]
-    # Probability that a token lies between a threshold and the one above, and is right.
+    # Probability that a token is right and its confidence lies between a threshold and the next higher one.
     right = [
         (after - before) * point.threshold
         for (before, after), point in zip(pairwise(passed), PAPER_CURVE[1:], strict=True)
@@ -166,7 +169,7 @@ def _paper_profile() -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float
         first_right = sum(right[number:])
         accepted_K = np.power(passed[number], masks_K, dtype=np.float64)
         drafted_K = np.power(passed[-1], masks_K, dtype=np.float64) - accepted_K
-        # A mask is right as a draft if the masks before are accepted up to some mask, and right drafts from there on.
+        # A draft counts only if it is right, and if the masks before it are accepted masks followed by right drafts.
         accepted_then_right_K = np.convolve(passed[number] ** (masks_K - 1), sum(right) ** (masks_K - 1))
         right_K = first_right * accepted_then_right_K[: len(masks_K)]
         forwards = 1 + _surprises(passed[number], passed[-1], first_right, sum(right))
@@ -180,10 +183,11 @@ def _paper_profile() -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float
 
 
 def _surprises(accepted: float, proposed: float, first_right: float, later_right: float) -> float:
-    """Return the share of forwards with masks that draft a wrong token.
+    """Return the share of forwards with masks in which a wrong token is drafted.
 
     `accepted` and `proposed` are the probabilities that a mask is accepted, and that it is accepted or drafted.
-    `first_right` and `later_right` are those that the first draft, and a later one, is drafted and right.
+    `first_right` and `later_right` are the probabilities that a mask is drafted and right, for the first draft and for
+    later drafts.
     """
     after = 1.0  # probability that the drafts of the masks after the first draft are right
     none_wrong = 0.0
@@ -194,6 +198,6 @@ def _surprises(accepted: float, proposed: float, first_right: float, later_right
 
 
 def _passed(tokens_per_forward: float) -> float:
-    """Return the probability of each mask, given the masks before, that gives these tokens per forward."""
+    """Return the probability of accepting a mask after accepted masks that yields this number of tokens per forward."""
     masks_K = np.arange(1, PAPER_BLOCK)
     return float(brentq(lambda part: float((part**masks_K).sum()) - (tokens_per_forward - 1), 0.0, 1.0))

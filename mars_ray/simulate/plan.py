@@ -1,6 +1,6 @@
-"""Search the number of replicas that a trace needs, and the load at which they give in, for each way of decoding.
+"""Find the number of replicas that a trace needs, and the load that these replicas can bear, for each way of decoding.
 
-Every figure comes from simulations of the busiest part of the trace with the real controller.
+Every figure comes from simulating the busiest part of the trace with the real controller.
 """
 
 import math
@@ -18,15 +18,15 @@ from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics
 from mars_ray.simulate.simulator import SimulationOptions, simulate
 
 ATTAINED = 0.99
-"""Share of the requests that must meet the SLO."""
+"""Share of requests that must meet the SLO."""
 MAX_PLANNED_REPLICAS = 1024
 TICKS_PER_S = 20
 LOAD_STEP = 1.5
-"""Factor between the loads that are tried until the replicas give in."""
+"""Factor by which the load grows from one trial to the next until the replicas miss the SLO."""
 LOAD_HALVINGS = 3
-"""Bisections of the load between the last that was met and the first that was not."""
+"""Number of bisections between the highest load that met the SLO and the lowest load that missed it."""
 LOAD_MAX = 64.0
-"""Largest multiple of the load of the trace that is tried."""
+"""Largest multiple of the trace's load that is tried."""
 HOUR_S = 3600.0
 
 
@@ -45,7 +45,7 @@ class PlannedLoad:
 
     arrivals: tuple[Arrival, ...]
     seconds: float
-    """Length of the part of the trace."""
+    """Length of this part of the trace."""
     slo: RequestSlo
     dollars_per_hour: float
     """Price of one replica."""
@@ -53,33 +53,33 @@ class PlannedLoad:
 
     @property
     def output_tokens(self) -> float:
-        """Tokens of all answers."""
+        """Total tokens in all answers."""
         return sum(arrival.output_tokens for arrival in self.arrivals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """The result of one way of decoding; figures are None if no number of replicas meets the SLO."""
+    """The result for one way of decoding; figures are None if no number of replicas meets the SLO."""
 
     decoding: str
     replicas: int | None = None
-    """Fewest replicas with which 99 of 100 requests meet the SLO."""
+    """Smallest number of replicas with which 99 of 100 requests meet the SLO."""
     dollars_per_million_tokens: float | None = None
-    """Price of a million tokens of answers at the load of the trace."""
+    """Price of a million answer tokens at the trace's load."""
     accuracy: float | None = None
     agreement: float | None = None
     ttft_p99_ms: float | None = None
     tpot_p99_ms: float | None = None
     requests_per_s: float | None = None
-    """Largest load that these replicas bear."""
+    """Largest load at which these replicas meet the SLO."""
 
 
 class _GaveIn(Exception):
-    """Ends a simulation that has missed the SLO too often."""
+    """Raised to end a simulation in which too many requests have missed the SLO."""
 
 
 def decoding_choices(machine: Machine, plan: ControlPlan) -> list[DecodingChoice]:
-    """Return all ways of decoding. Only `capacity` keeps the floors and the calibrated limits of `plan`."""
+    """Return all ways of decoding. Only the choice `capacity` keeps the floors and the calibrated limits of `plan`."""
     choices = [
         DecodingChoice(name="one token at a time", machine=machine.without_lookahead(), plan=_constant(plan, 1.0))
     ]
@@ -92,7 +92,7 @@ def decoding_choices(machine: Machine, plan: ControlPlan) -> list[DecodingChoice
 
 
 def busiest_part(arrivals: Sequence[Arrival], seconds: float) -> tuple[Arrival, ...]:
-    """Return the requests of the `seconds` in which most tokens are requested, with times from 0 on."""
+    """Return the requests in the busiest period of length `seconds`, measured by tokens. Their times start at 0."""
     if not arrivals:
         raise EmptyDataError("The trace has no requests; give one with at least one request.")
     tokens = [0.0, *accumulate(arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals)]
@@ -105,7 +105,7 @@ def busiest_part(arrivals: Sequence[Arrival], seconds: float) -> tuple[Arrival, 
 
 
 def plan_row(load: PlannedLoad, choice: DecodingChoice) -> PlanRow:
-    """Search the replicas and the largest load of one way of decoding."""
+    """Find the number of replicas and the largest load for one way of decoding."""
     replicas, metrics = _fewest_replicas(load, choice)
     if metrics is None:
         return PlanRow(decoding=choice.name)
@@ -123,14 +123,15 @@ def plan_row(load: PlannedLoad, choice: DecodingChoice) -> PlanRow:
 
 
 def _constant(plan: ControlPlan, threshold: float) -> ControlPlan:
-    """Return a plan that keeps all classes at one threshold, whatever the calibration says about it."""
+    """Return a plan that keeps all classes at one threshold, regardless of the calibrated quality at this threshold."""
     settings = plan.settings.model_copy(update={"policy": "fixed", "max_accuracy_loss": 1.0, "min_agreement": 0.0})
     classes = tuple(each.model_copy(update={"floor": threshold}) for each in plan.classes)
     return plan.model_copy(update={"settings": settings, "ceiling": threshold, "classes": classes})
 
 
 def _fewest_replicas(load: PlannedLoad, choice: DecodingChoice) -> tuple[int, SimulationMetrics | None]:
-    """Return the fewest replicas that meet the SLO with their metrics; None as metrics if no number does."""
+    """Return the smallest number of replicas that meets the SLO, and the metrics of its simulation. The metrics are
+    None if no number of replicas meets the SLO."""
     if _metrics(_of_one_request(load), choice, 1) is None:
         return 0, None
     enough = 1
@@ -151,13 +152,14 @@ def _fewest_replicas(load: PlannedLoad, choice: DecodingChoice) -> tuple[int, Si
 
 
 def _of_one_request(load: PlannedLoad) -> PlannedLoad:
-    """Return the load of one request with the shortest prompt. If it misses the SLO, no number of replicas helps."""
+    """Return a load that is only the request with the shortest prompt. If even this request misses the SLO, no number
+    of replicas helps."""
     shortest = min(load.arrivals, key=lambda arrival: arrival.prompt_tokens)
     return replace(load, arrivals=(shortest._replace(arrival_s=0.0),))
 
 
 def _largest_load(load: PlannedLoad, choice: DecodingChoice, replicas: int) -> float:
-    """Return the largest multiple of the load of the trace at which the replicas meet the SLO, within about 5 %."""
+    """Return the largest multiple of the trace's load at which the replicas meet the SLO, accurate to about 5 %."""
     met = 1.0
     missed = LOAD_STEP
     while missed < LOAD_MAX and _metrics(load, choice, replicas, missed) is not None:
@@ -175,7 +177,7 @@ def _largest_load(load: PlannedLoad, choice: DecodingChoice, replicas: int) -> f
 def _metrics(
     load: PlannedLoad, choice: DecodingChoice, replicas: int, multiple: float = 1.0
 ) -> SimulationMetrics | None:
-    """Simulate a multiple of the load; return None if the SLO is missed."""
+    """Simulate a multiple of the load and return the metrics, or None if the SLO is missed."""
     arrivals = [arrival._replace(arrival_s=arrival.arrival_s / multiple) for arrival in load.arrivals]
     left = (1 - ATTAINED) * len(arrivals)
 

@@ -1,4 +1,4 @@
-"""The command `mars-ray plan`: replicas, price and quality of each way of decoding, for a trace on a machine."""
+"""The command `mars-ray plan`: replicas, price and quality for each way of decoding a trace on a machine."""
 
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -33,11 +33,11 @@ class PlanOptions:
     card: Path | None = None
     """Model folder whose calibration replaces the paper's curve."""
     control: Path | None = None
-    """YAML file of a `ControlPlan`, for the policy `capacity`."""
+    """YAML file with the `ControlPlan` that the policy `capacity` follows."""
     price: float | None = None
-    """Dollars an hour of one replica; None means the price in the table of GPUs."""
+    """Price of one replica in dollars an hour; None means the price in the table of GPUs."""
     duration: float = 60.0
-    """Seconds of the busiest part of the trace, which is planned for."""
+    """Length in seconds of the busiest part of the trace, which is the part that is planned for."""
     speed: float = 1.0
     prompt_scale: float = 1.0
     output_scale: float = 1.0
@@ -51,7 +51,7 @@ class PlanOptions:
 
 
 def run_plan(options: PlanOptions) -> dict[str, Any]:
-    """Plan, print the table, and return the report. Raises an `InputError`."""
+    """Make the plan, print its table, and return the report. Raises an `InputError` for unusable options or files."""
     started_s = time.perf_counter()
     slo = parse_slo(options.slo)
     if slo is None:
@@ -141,7 +141,7 @@ def _show(options: PlanOptions, machine: Machine, load: PlannedLoad, rows: list[
 
 
 def _cells(row: PlanRow) -> list[str]:
-    """Return the cells of a row after its name."""
+    """Return the cells that follow the name in a row."""
     if row.replicas is None:
         return ["misses", *[""] * 6]
     shares = [f"{share:.1%}" if share is not None else "" for share in (row.accuracy, row.agreement)]

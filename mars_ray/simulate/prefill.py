@@ -1,4 +1,5 @@
-"""Prefill on simulated replicas: each reads its prompts one after another, in whole steps of `max_prefill_tokens`.
+"""Prefill on simulated replicas. Each replica reads its prompts one after another, in whole steps of
+`max_prefill_tokens`.
 
 Letters: `N` replicas, `M` a selection of replicas with one prompt each, `L` lines of the step time.
 """
@@ -12,7 +13,7 @@ from mars_ray.simulate.queues import Floats, Ints
 
 
 class Prefill:
-    """The prompts that each replica reads, and the time that this adds to its steps."""
+    """The prompts that each replica reads, and the time that reading them adds to its steps."""
 
     def __init__(self, machine: Machine, replicas: int) -> None:
         self._budget = float(machine.max_prefill_tokens)
@@ -26,9 +27,10 @@ class Prefill:
         self._room_N = np.zeros(replicas)
         """Prompt tokens that still fit into this last step."""
         self._reading_s_LN = np.zeros((len(self._lines), replicas))
-        """Seconds of each line in the steps up to this last one. These steps take the longest line."""
+        """Seconds that each line predicts for the steps up to this last one. The steps take the longest of these
+        times."""
         self._unpaid_N = np.zeros(replicas)
-        """Seconds of reading that were added to a tick after its steps had been counted."""
+        """Seconds of reading that were added to a tick after the steps of the tick had been counted."""
 
     def share_of_tick(self, begin_s: float, end_s: float) -> Floats:
         """Return the share of a tick for which the steps of each replica read prompts."""
@@ -50,10 +52,10 @@ class Prefill:
         reading_step_s_LM: Floats,
         end_s: float,
     ) -> Floats:
-        """Read one more prompt on each of these replicas; return the times of their first tokens.
+        """Read one more prompt on each of these replicas, and return the time of each prompt's first token.
 
-        A slot is free from `free_s` on. A step takes `step_s` seconds. If it reads prompts, it takes the longest of
-        `reading_step_s_LM`, each with what the prompt adds to that line.
+        A slot is free from `free_s` on. A step without prompts takes `step_s` seconds. A step with prompts takes the
+        longest time over the lines: `reading_step_s_LM` plus the time that the prompt adds to the line.
         """
         # A request that arrives during a step waits for the end of the step, which takes half a step on average. A
         # request that waited for a slot gets it at the end of a step, and does not wait again.

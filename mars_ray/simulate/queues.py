@@ -30,7 +30,7 @@ class Queues:
         self._served = np.zeros((replicas, len(classes)))
         """Tokens served to each class, divided by its share."""
         self._level = np.zeros(replicas)
-        """Value of `_served` for the class whose turn was last, by replica."""
+        """Value of `_served` for the class whose turn came last, by replica."""
 
     def add(self, queue: Ints, requests: Floats) -> NDArray[np.bool_]:
         """Queue requests in order of arrival; return a mask of the accepted ones."""
@@ -57,7 +57,7 @@ class Queues:
         return fits
 
     def pop(self, queue: Ints) -> Floats:
-        """Remove and return the first request of each of these queues, at most one queue per replica."""
+        """Remove and return the first request of each given queue. At most one queue per replica may be given."""
         classes = self.waiting.shape[1]
         head = self._head.ravel()[queue]
         waiting = self.waiting.ravel()[queue] - 1
@@ -70,7 +70,7 @@ class Queues:
         return requests
 
     def next(self, replica: Ints) -> Ints:
-        """Return the queue whose turn it is on each of these replicas. Every one of them must have waiting requests."""
+        """Return the queue whose turn it is on each of these replicas. Each replica must have waiting requests."""
         classes = self.waiting.shape[1]
         if classes == 1:
             return replica
@@ -83,7 +83,7 @@ class Queues:
         return turn
 
     def served(self, tokens_NC: Floats) -> None:
-        """Add the answer tokens that each class got on each replica to its served tokens."""
+        """Add the answer tokens that each class received on each replica to the class's served tokens."""
         if len(self._share) > 1:
             self._served += tokens_NC / self._share
 

@@ -20,7 +20,7 @@ class SimulationRecorder:
         self._whole = {name: LatencyHistogram() for name in ("ttft", "tpot", "e2e")}
         self._now = {name: LatencyHistogram() for name in ("ttft", "tpot", "e2e")}
         self._sums = np.zeros(4)
-        """Tokens, and tokens weighted by threshold, agreement and accuracy."""
+        """Sum of the tokens, and their sums weighted by threshold, by agreement and by accuracy."""
         self._ended: list[Array] = []
         self._curve: dict[float, tuple[float, float, float]] = {}
         self._tokens_before: Array = np.zeros(0)
@@ -71,7 +71,7 @@ class SimulationRecorder:
         replicas: int,
         desired: int,
     ) -> None:
-        """Close a second in which `thresholds_NC` were in force; `tokens_NC` count from the start."""
+        """Close a second in which `thresholds_NC` were in force; `tokens_NC` are totals since the start."""
         self._count_ended()
         before = self._tokens_before if self._tokens_before.size else np.zeros_like(tokens_NC)
         sums = self._quality(tokens_NC - before, thresholds_NC)

@@ -1,4 +1,4 @@
-"""Reports of simulated replicas to the controller, once a second and of the same type as those of real replicas."""
+"""Reports that simulated replicas send to the controller once a second, of the same type as those of real replicas."""
 
 import math
 from collections import deque

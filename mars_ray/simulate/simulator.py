@@ -29,12 +29,12 @@ REPORTING = 16
 """Maximum number of replicas that report. In a larger cluster, the others follow the thresholds of the cluster, because
 it takes longer than a second to make and read a thousand reports."""
 SLACK = 4
-"""Requests that a preferred replica may have more than the least loaded one before a request leaves it, as in
+"""How many more requests than the least loaded replica a preferred replica may have before requests go elsewhere, as in
 `prefix_routing`."""
 AT_ONCE = 0.5
-"""Requests per replica that are routed with the same counts of requests in flight."""
+"""Requests per replica that are routed before the counts of requests in flight are updated."""
 DRAIN_S = 600.0
-"""Maximum seconds after the last arrival for which running requests are simulated."""
+"""Maximum seconds after the last arrival for which unfinished requests are still simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class SimulationOptions:
     scaling: Scaling | None = None
     """Autoscaling; None keeps the number of replicas."""
     front_s: float = 0.0
-    """Seconds of latency before the engine, and again after it."""
+    """Seconds of latency added before the engine, and again after it."""
     slo: RequestSlo | None = None
     duration_s: float | None = None
     """Seconds after which arrivals are ignored; None keeps all arrivals."""
@@ -206,10 +206,11 @@ class _Cluster:
 
 
 def route(in_flight: Ints, up: Ints, requests: int, random: np.random.Generator) -> Ints:
-    """Return a replica of `up` for each request, and count the requests in `in_flight`.
+    """Choose one of the replicas `up` for each request, and count the requests in `in_flight`.
 
     The rules are those of `serve/replicas/prefix_routing`. A request prefers the replica that holds its prefix, here a
-    random one. It goes to the least loaded replica instead if the preferred one has over `SLACK` requests more.
+    random one. It goes to the least loaded replica instead if the preferred one has more than `SLACK` additional
+    requests.
     """
     preferred = up[random.integers(len(up), size=requests)]
     chosen = preferred.copy()
@@ -219,7 +220,8 @@ def route(in_flight: Ints, up: Ints, requests: int, random: np.random.Generator)
         loads = in_flight[up]
         busy = np.flatnonzero(in_flight[preferred[part]] > loads.min() + SLACK)
         if len(busy):
-            # Each request takes one of the least loaded replicas. Ties are broken at random; the real router hashes.
+            # Each request takes one of the least loaded replicas. Ties are broken at random, whereas the real router
+            # breaks them with a hash.
             drawn = loads + random.random(len(up))
             least = np.argpartition(drawn, min(len(busy), len(up)) - 1)[: len(busy)]
             chosen[start + busy] = up[least[np.arange(len(busy)) % len(least)]]

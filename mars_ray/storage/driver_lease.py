@@ -1,6 +1,7 @@
 """Lease file in a store, which shows other drivers that a job or run has a live driver.
 
-The lease gives an early error message. For jobs, the log is what reliably prevents two drivers from writing.
+The lease only makes the error message come early. For jobs, it is the log that reliably prevents two drivers from
+writing.
 """
 
 import json
@@ -31,7 +32,7 @@ class _Lease:
     host: str
     pid: int
     machine: str
-    """Boot id and PID namespace. Within these, a PID identifies a process."""
+    """Boot id and PID namespace, within which a PID identifies a process."""
     renewed: int
 
 
@@ -45,7 +46,7 @@ class DriverLease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lease within the block. Raises `OutputError` if another process holds it."""
+        """Hold the lease during the `with` block. Raises `OutputError` if another process holds it."""
         with store_errors(self._path, OutputError, "Cannot write to", "Give another output."):
             self._wait_for_other()
             self._renew()
@@ -94,7 +95,8 @@ class DriverLease:
 
     def _read(self) -> _Lease | None:
         try:
-            # One request: an opened file is read in a second one, which fails if the lease was renewed in between.
+            # `cat_file` needs only one request. To open and then read the file takes two, and the second fails if the
+            # lease is renewed in between.
             return _Lease(**json.loads(self._path.fs.cat_file(self._path.path)))
         except FileNotFoundError:
             return None

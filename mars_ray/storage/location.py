@@ -1,8 +1,8 @@
 """Open files and folders by path or URL: `data/rows.jsonl`, `s3://bucket/rows.jsonl`, `gs://`, `abfs://`, `hdfs://`.
 
 A path becomes a `pathlib.Path`. A URL becomes a `UPath` of universal_pathlib, with the same methods, based on fsspec.
-The client of a store finds credentials and endpoints by itself: `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`, `~/.aws`,
-`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_CONNECTION_STRING`, or fsspec's configuration.
+The client of a store finds its credentials and endpoint by itself, in `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT_URL`,
+`~/.aws`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_CONNECTION_STRING`, or fsspec's configuration.
 
 This module uses fsspec instead of `pyarrow.fs`, because fsspec can create an object on condition that none exists.
 """
@@ -33,14 +33,14 @@ ANSWER_S = 20.0
 
 
 def locate(name: str | AnyPath) -> AnyPath:
-    """Return the path of a file name or URL. Raises `ConfigError` for an unknown kind of URL."""
+    """Return the path for a file name or URL. Raises `ConfigError` for a URL that cannot be used."""
     if isinstance(name, Path | UPath):
         return name
     return locate_url(name) if is_url(name) else Path(name.removeprefix(FILE_URL))
 
 
 def locate_url(url: str) -> UPath:
-    """Return the path of a URL. Raises `ConfigError` for an unknown kind of URL."""
+    """Return the path for a URL. Raises `ConfigError` for a URL that cannot be used."""
     scheme = url.partition("://")[0]
     extra = EXTRAS.get(scheme)
     options = {"s3": S3_OPTIONS, None: {}}.get(extra, NO_STALE_LISTINGS)

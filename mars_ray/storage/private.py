@@ -1,7 +1,7 @@
-"""Private folders and files, for caches of code, sockets and tokens.
+"""Private folders and files, for cached code, sockets and tokens.
 
 In:    a folder to create, or a file to load.
-Out:   a folder that no other account can enter, or whether only this user or root can write the file.
+Out:   for a folder: one that no other account can enter; for a file: whether only this user or root can write to it.
 Never: uses a folder of another account, or leaves a folder open to others.
 """
 
@@ -31,7 +31,8 @@ def private_folder(folder: Path, *, within: Path | None = None) -> Path:
 
 
 def is_private(file: Path) -> bool:
-    """Return whether `file` is a regular file that belongs to this user or root and that no other account can write."""
+    """Return whether `file` is a regular file that belongs to this user or root and is not writable by other
+    accounts."""
     try:
         status = file.lstat()
     except OSError:
@@ -40,7 +41,8 @@ def is_private(file: Path) -> bool:
 
 
 def _close(folder: Path) -> None:
-    """Close a folder to other accounts. A folder of root that others cannot write is left unchanged."""
+    """Close a folder to other accounts. A folder that belongs to root and is not writable by others is left
+    unchanged."""
     link = folder.lstat()  # the owner of a link can change its target
     target = folder.stat()
     if not {link.st_uid, target.st_uid} <= _trusted() or (target.st_uid != os.geteuid() and target.st_mode & 0o022):

@@ -9,7 +9,7 @@ SHARE = 0.01
 
 
 class Seldom:
-    """Timer for one action. Check `due`, then run the action within `done`."""
+    """Timer for one action. If `due` is true, run the action inside `with seldom.done()`."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
@@ -21,7 +21,7 @@ class Seldom:
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """Measure how long the block takes, and set when the action is due again."""
+        """Measure how long the `with` block takes, and set the time at which the action is due again."""
         began_s = time.monotonic()
         try:
             yield

@@ -12,7 +12,8 @@ from mars_ray.storage.location import AnyPath, store_errors
 
 
 def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
-    """Replace a file durably with the concatenated `parts`. Raises `RunError` if it cannot be written."""
+    """Durably replace the contents of a file with the concatenated `parts`. Raises `RunError` if it cannot be
+    written."""
     advice = "Make room or remove the cause, then give the same command again."
     with store_errors(path.parent, RunError, "Cannot write to", advice):
         if isinstance(path, Path):
@@ -47,8 +48,8 @@ def write_folder(target: AnyPath, write: Callable[[Path], object], *, last: str)
 def create_object(path: UPath, content: bytes) -> bool:
     """Create an object unless it exists, and return whether it was created. Raises the errors of the store's client.
 
-    This is atomic in stores with conditional writes: S3, Google Cloud Storage and Azure. Other stores check first and
-    then write.
+    The operation is atomic in stores with conditional writes: S3, Google Cloud Storage and Azure. Other stores check
+    first and then write.
     """
     try:
         path.fs.pipe_file(path.path, content, mode="create")

@@ -16,7 +16,7 @@ GROWTH_BYTES = 64 << 20
 
 
 def keep_freed_memory() -> None:
-    """Make this process keep the memory it frees until it ends; does nothing if the C library is not glibc."""
+    """Make this process keep the memory that it frees, until the process ends. Without glibc this has no effect."""
     if sys.platform != "linux":
         return
     library = ctypes.CDLL(None)

@@ -1,7 +1,7 @@
 """Save and load the state of a run: weights, optimizer and random state of every worker, as accelerate saves them.
 
-All workers write the folder together. Its file `step.json` is the rest of the state: rows, phases and learning rate
-depend only on the step.
+All workers write the folder together. The file `step.json` in it holds the step, which is the rest of the state,
+because rows, phases and learning rate depend only on the step.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Settings of a training run: the YAML of `mars-ray train --config`, checked before the run starts.
 
-An unknown key or a value out of range raises `ConfigError`, which names it.
+An unknown key or a value out of range raises a `ConfigError` that names the key.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ class DataSection(_Section):
     train: Place
     """JSONL (plain, gz or zst) or parquet, as a path or URL. Each record has `messages`, or `prompt` and `response`."""
     heldout: Place
-    """Data of the same form; a few packed rows of it are measured during training."""
+    """Data of the same form; during training, the model is measured on a few packed rows of it."""
     length: int = Field(512, ge=8)
     """Tokens per packed row, and so the maximum length of an example."""
     overlong: Literal["drop", "truncate"] = "drop"
@@ -42,7 +42,7 @@ class DataSection(_Section):
 
 
 class AdapterSection(_Section):
-    """A gated LoRA that is trained instead of the model, whose weights do not change."""
+    """A gated LoRA that is trained instead of the model; the weights of the model do not change."""
 
     rank: int = Field(64, ge=1)
     alpha: float | None = Field(None, gt=0)
@@ -50,12 +50,12 @@ class AdapterSection(_Section):
     target_modules: tuple[str, ...] | None = None
     """Names of the linear layers to adapt, such as q_proj. Default: all of them."""
     init: str | None = None
-    """Adapter to start from, of the same sizes: a folder, its URL or a name on a hub. It may have been trained for
-    another model, such as the one this model was fine-tuned from."""
+    """Adapter to start from, which must have the same sizes: a folder, its URL or a name on a hub. It may have been
+    trained for another model, such as the one this model was fine-tuned from."""
 
 
 class ObjectiveSection(_Section):
-    """The training objective. The defaults were the best settings in every seed of `pipelines/reproduction`."""
+    """The training objective. The defaults were the best settings with every seed in `pipelines/reproduction`."""
 
     kind: Literal["ar", "mars"]
     block: int = Field(16, ge=2, le=64)
@@ -69,8 +69,8 @@ class ObjectiveSection(_Section):
     decay: float = Field(1.0, gt=0, le=1)
     """Weight of a mask relative to the mask before it in its block."""
     distill: float = Field(0.0, ge=0, le=1)
-    """Weight of the clean stream's prediction in the target of a mask; the rest is the token of the data. Default with
-    an adapter: 1, so that masks learn to predict the model itself, whatever the text is."""
+    """Weight of the clean stream's prediction in the target of a mask; the remaining weight goes to the token in the
+    data. With an adapter, the default is 1, so that masks learn to predict the model itself, whatever the text is."""
     adapter: AdapterSection | None = None
     """Train an adapter that acts at masks, and leave the model unchanged."""
 
@@ -114,17 +114,18 @@ class ComputeSection(_Section):
     """Whether each worker has a GPU."""
     precision: DtypeOrAuto = "auto"
     """bfloat16 means mixed precision: weights and optimizer stay in float32. auto chooses bfloat16 for a large 16-bit
-    checkpoint if the machine is fast at it."""
+    checkpoint if the machine computes fast in bfloat16."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
     worker_restarts: int = Field(3, ge=0)
-    """Number of times that dead workers are replaced before the run fails."""
+    """How often dead workers are replaced before the run fails."""
 
 
 class TrainConfig(_Section):
     """The settings of one training run."""
 
     model: str
-    """The model to start from: `bundled`, `smollm2`, a folder, a .gguf file, a URL of either or a name on a hub."""
+    """The model to start from: `bundled`, `smollm2`, a folder, a .gguf file, a URL of a folder or .gguf file, or a name
+    on a hub."""
     output: Place
     """Run folder, or its URL: packed data, checkpoints, metrics, and the finished model in `model/`."""
     data: DataSection
@@ -166,7 +167,7 @@ def read_config(path: Path) -> TrainConfig:
 
 
 def parse_config(fields: dict[str, Any], origin: str) -> TrainConfig:
-    """Check settings; `origin` is for the message. Raises `ConfigError`, which names each wrong key or value."""
+    """Check settings; messages name `origin`. Raises `ConfigError`, which names each wrong key or value."""
     try:
         return TrainConfig.model_validate(fields)
     except ValidationError as error:

@@ -21,14 +21,15 @@ class HeldoutLookahead:
     """Lookahead of a model at one threshold, on held-out rows."""
 
     tokens_per_forward: float
-    """1 + the mean number of masks accepted in a row, at most block - 1 of them."""
+    """1 + the mean number of masks accepted in a row, which is at most block - 1."""
     agreement: float | None
     """Share of the accepted tokens that equal the clean stream's prediction; None if no token was accepted."""
 
 
 @torch.inference_mode()
 def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, threshold: float) -> HeldoutLookahead:
-    """Measure how many masks have a probability of at least `threshold`; `block` is the block size of `streams`."""
+    """Measure how many masks in a row have a probability of at least `threshold`; `block` is the block size of
+    `streams`."""
     labelled_RS = streams.label_RS != IGNORE
     logits_MV = training_logits(network, streams, labelled_RS)
     token_M = logits_MV.argmax(dim=-1).tolist()

@@ -47,10 +47,10 @@ class CheckpointStore(Protocol):
     """Storage for the states of a run."""
 
     def latest(self) -> AbstractContextManager[Path | None]:
-        """Open the folder of the newest complete state, or None at the start of a run."""
+        """Open the folder of the newest complete state; the context gives None at the start of a run."""
 
     def save(self, write: Callable[[Path], None]) -> None:
-        """Call `write` with an empty folder, and keep the parts of all workers as one state, or none of them."""
+        """Call `write` with an empty folder. The parts of all workers are kept as one state, or no part is kept."""
 
 
 class TrainingRun:
@@ -74,7 +74,8 @@ class TrainingRun:
             attention="flex_attention" if self._flex else "sdpa",
         )
         if not self._flex:
-            # Loading with SDPA refused networks that this attention, too, would compute incorrectly.
+            # Networks for which this attention would give wrong results were already refused when they were loaded with
+            # SDPA.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
         self._adapter = self._new_adapter()
@@ -128,7 +129,8 @@ class TrainingRun:
                     writer.write(metrics)
                 if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
                     if writer:
-                        # A worker that resumes from this state writes only later lines, so earlier ones must be stored.
+                        # A worker that resumes from this state writes only later lines, so all lines up to now must be
+                        # stored.
                         writer.flush()
                     self._save(state)
         if state.steps < self._steps:
@@ -179,14 +181,15 @@ class TrainingRun:
         )
 
     def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
-        """Split this worker's rows of a step into micro-batches. Random draws come first, so they ignore the split."""
+        """Split this worker's rows of a step into micro-batches. Random numbers are drawn before the split, so they do
+        not depend on it."""
         generator = generator_for(self._config.seed, step)
         block = self._block(step)
         phase_RT = self._phases(rows, block, generator)
         mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
         size = self._config.optimizer.micro_rows
         cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
-        # Without the AR loss, only this option trains the first token of a response.
+        # Without the autoregressive loss, `first` is the only option that trains the first token of a response.
         first = self._config.objective.ar_weight == 0
         return [self._streams(rows.select(cut), block, phase_RT[cut], first=first) for cut in cuts]
 

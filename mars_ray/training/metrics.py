@@ -26,7 +26,7 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """Metrics of one step, a line of the file. Values that the step did not measure are None."""
+    """Metrics of one step, which are one line of the file. Values that the step did not measure are None."""
 
     step: int
     """Steps done, including this one."""
@@ -40,7 +40,8 @@ class StepMetrics:
     heldout_tokens_per_forward: float | None
     heldout_agreement: float | None
     heldout_agreement_by_offset: list[float] | None
-    """For an adapter: shares of the first, second, … masks of blocks that predict the model's own token."""
+    """For an adapter, the share of masks that predict the model's own token, among the first, second, … masks of all
+    blocks."""
 
 
 class MetricsWriter(Protocol):
@@ -67,8 +68,8 @@ def open_metrics(folder: AnyPath, steps_done: int) -> MetricsWriter:
 class LocalMetricsWriter:
     """Appends lines to a local file.
 
-    A lock allows one writer at a time: the worker of a killed driver lives for some seconds, and the next writer waits
-    until that worker has ended.
+    A lock allows one writer at a time: the worker of a killed driver lives on for some seconds, and the next writer
+    waits until that worker has ended.
     """
 
     def __init__(self, folder: Path, steps_done: int) -> None:
@@ -117,7 +118,7 @@ class StoredMetricsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Another error may mean that other workers have replaced this one, and their lines are newer.
+        # Another error may mean that other workers have replaced this one; then their lines are newer.
         if kind is None or issubclass(kind, MarsRayError):
             self.flush()
 
@@ -152,7 +153,7 @@ def follow_metrics(folder: AnyPath) -> Iterator[StepMetrics | None]:
 
 
 def plot_metrics(metrics: list[StepMetrics], path: AnyPath) -> None:
-    """Plot losses, lookahead, learning rate and gradient norm by step, as a PNG."""
+    """Plot losses, lookahead, learning rate and gradient norm against the step, as a PNG."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     losses, lookahead, rate, norm = figure.subplots(2, 2, sharex=True).flat
     steps = [line.step for line in metrics]
@@ -181,7 +182,7 @@ def plot_metrics(metrics: list[StepMetrics], path: AnyPath) -> None:
 
 
 def _agreements(metrics: StepMetrics) -> list[float | None]:
-    """Return the values of agreement to plot: a single one, or one per mask of a block."""
+    """Return the values of agreement to plot: a single value, or one per mask of a block."""
     return list(metrics.heldout_agreement_by_offset or []) or [metrics.heldout_agreement]
 
 

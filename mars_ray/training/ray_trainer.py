@@ -1,8 +1,8 @@
-"""Run a training with Ray Train and follow it from the command line (shell).
+"""Ray shell: run a training with Ray Train and follow it from the command line.
 
 Ray Train restarts dead workers and decides which checkpoint is the newest complete one; running the same config again
-resumes from it. `fit` runs in a thread while the main thread shows progress and turns Ctrl-C into a request to save and
-stop.
+resumes from that checkpoint. `fit` runs in a thread while the main thread shows progress and turns Ctrl-C into a
+request to save and stop.
 """
 
 import signal
@@ -52,7 +52,8 @@ def train(config: TrainConfig) -> StepMetrics:
     `DivergedError` if the loss is not finite, `InterruptedRunError` after Ctrl-C, and `RunError` if workers keep dying.
     """
     base = resolve_model(config.model).absolute()
-    # Resolved here, so that the settings of the run contain the dtype and workers on other machines use the same one.
+    # The dtype is resolved here, so that it is part of the run's settings and workers on other machines use the same
+    # one.
     dtype = resolve_dtype(config.compute.precision, base, "cuda" if config.compute.gpu else "cpu")
     compute = config.compute.model_copy(update={"precision": dtype.name})
     # A branch on a hub may move, and workers have another working directory.
@@ -73,7 +74,8 @@ def train(config: TrainConfig) -> StepMetrics:
 
 
 def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
-    """Return the settings that a resumed run must share. Folders are given by digest, so machines can differ."""
+    """Return the settings that must be the same when a run is resumed. Digests replace folders, so that a run can
+    resume on a machine with other folders."""
     settings: dict[str, Any] = config.model_dump(mode="json", exclude={"output"})
     settings |= {"model": model_label(config.model, base), "model_digest": folder_digest(base)}
     if init := _init(config):
@@ -114,7 +116,7 @@ def _fit(config: TrainConfig, base: Path, folder: RunFolder) -> None:
     result = outcome[0]
     if isinstance(result, (ray.train.TrainingFailedError, RayError)):
         lines = str(result).strip().splitlines()
-        # Only an `OutOfMemoryError` names the reason in its first line; other errors of Ray name it in the last one.
+        # Only an `OutOfMemoryError` names the reason in its first line; other errors of Ray name it in their last line.
         reason = lines[0 if isinstance(result, OutOfMemoryError) else -1].removesuffix(".")
         raise RunError(
             f"The run failed: {reason}. Its state is saved in {folder.path}; fix the "

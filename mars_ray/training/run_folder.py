@@ -34,7 +34,8 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is done: the card of the finished model exists, which is written last."""
+        """Whether the run is done, which is the case once the card of the finished model exists, because it is written
+        last."""
         return (self.model / CARD_FILE).exists()
 
     def model_here(self) -> Path:
@@ -65,7 +66,7 @@ class RunFolder:
             yield
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Raise `ConfigError` if the run began with other settings, which its checkpoints do not contain."""
+        """Raise `ConfigError` if the run began with other settings. Its checkpoints do not contain the settings."""
         path = self.path / "settings.json"
         lines = json.dumps(settings, indent=2).splitlines()
         if not path.exists():
@@ -94,7 +95,8 @@ class RunFolder:
         if isinstance(self._stop, Path):
             return self._stop.exists()
         if self._store_check.due:
-            with suppress(Exception), self._store_check.done():  # if the store does not answer, the next check may
+            # If the store does not answer now, it may at the next check.
+            with suppress(Exception), self._store_check.done():
                 self._stop_seen = self._stop.exists()
         return self._stop_seen
 

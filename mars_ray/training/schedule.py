@@ -20,13 +20,13 @@ def learning_rate(step: int, steps: int, *, peak: float, warmup: float) -> float
 
 
 def block_size(step: int, steps: int, *, last: int) -> int:
-    """Return the masks per block, which grow evenly from `FIRST_BLOCK` to `last` at the last step."""
+    """Return the number of masks per block, which grows evenly from `FIRST_BLOCK` to `last` at the last step."""
     first = min(FIRST_BLOCK, last)
     return first + round((last - first) * step / max(1, steps - 1))
 
 
 def step_count(rows: int, *, epochs: float, batch_rows: int) -> int:
-    """Return the steps of `epochs` passes over `rows`; the last batch may reach into one more epoch."""
+    """Return the number of steps in `epochs` passes over `rows`; the last batch may reach into one more epoch."""
     return math.ceil(rows * epochs / batch_rows)
 
 
@@ -38,5 +38,5 @@ def row_numbers(step: int, rows: int, *, batch_rows: int, seed: int) -> list[int
 
 
 def generator_for(seed: int, number: int) -> torch.Generator:
-    """Return a generator whose state depends only on both numbers."""
+    """Return a generator whose state depends only on these two numbers."""
     return torch.Generator().manual_seed(seed * 1_000_003 + number)

@@ -1,7 +1,7 @@
 """Run one optimizer step: forward and backward over its micro-batches, clip, update.
 
-The loss is divided by the number of labels in the whole step, summed over all micro-batches and workers, so it does not
-depend on how the rows are divided among them.
+The loss is divided by the number of labels in the whole step, summed over all micro-batches and workers. The loss
+therefore does not depend on how the rows are divided among them.
 """
 
 import contextlib
@@ -38,7 +38,8 @@ def train_step(
     ar_weight: float,
     clip_norm: float,
 ) -> StepLosses:
-    """Update the weights once. Raises `DivergedError` if the loss is not finite, and leaves the weights unchanged."""
+    """Update the weights once. Raises `DivergedError` if the loss is not finite, in which case the weights do not
+    change."""
     weights = [LabelWeights.of(streams) for streams in batches]
     local = torch.tensor([sum(w.mask for w in weights), sum(w.ar for w in weights)], device=accelerator.device)
     mask_total, ar_total = (total or 1.0 for total in accelerator.reduce(local).tolist())

@@ -2,7 +2,7 @@
 
 In:    the URL prefix of the endpoint.
 Out:   the bytes of each page and file, and the Content-Security-Policy of pages.
-Never: puts data of models, keys or callers into pages; pages fetch these from the API, like any client.
+Never: puts data of models, keys or callers into pages; pages fetch such data from the API, like any client.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content-Security-Policy of all pages: only scripts, styles and requests of this endpoint, and no text as markup."""
+"""Content-Security-Policy of all pages: scripts, styles and requests only from and to this endpoint, and no text
+inserted as markup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class WebFile:
 
 @cache
 def static_files() -> Mapping[str, WebFile]:
-    """Return the files that pages load, by path relative to the endpoint, such as "/web/style.css"."""
+    """Return the files that pages load, keyed by their paths relative to the endpoint, such as "/web/style.css"."""
     return {
         f"/web/{file.name}": WebFile(file.read_bytes(), TYPES[file.suffix])
         for file in sorted(STATIC.iterdir())

@@ -1,7 +1,8 @@
 """Render the pages of reports from `report.html` and `report_parts.html`, and escape all text.
 
-A page is one HTML file that loads no other file; its only script is `static/chart.js`, which it contains. It can be
-read on a phone, in dark mode and without a network. If scripts are blocked, tables still show the data of the charts.
+A page is one HTML file that loads no other file; its only script is `static/chart.js`, whose text is part of the page.
+The page can be read on a phone, in dark mode and without a network. If scripts are blocked, tables still show the data
+of the charts.
 """
 
 import json

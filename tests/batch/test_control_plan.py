@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.batch.run.engine_plan import batch_plan
+from mars_ray.batch.run.engine_plan import batch_plan, plan_engines
+from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import FLOOR, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
+from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import CalibrationPoint, Card, read_card, write_card
 
@@ -102,3 +104,23 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         batch_plan(read_card(tmp_path), threshold=0.95, deadline_s=deadline_s, max_quality_loss=loss)
+
+
+def rehearsal_of(machine: str | None) -> str:
+    engines, _ = plan_engines(
+        model="bundled",
+        adapter=None,
+        workers=WorkerOptions(rehearse=machine),
+        decode=DecodeParams(),
+        deadline_s=None,
+        max_quality_loss=None,
+    )
+    assert engines.spec(1).options.rehearse == machine
+    return engines.rehearsal
+
+
+def test_the_engines_of_a_job_rehearse_the_machine_of_its_options() -> None:
+    assert rehearsal_of("h200/qwen2.5-7b") == "modelled step time: h200/qwen2.5-7b/vllm"
+    assert rehearsal_of(None) == ""
+    with pytest.raises(ConfigError, match=r"h300/qwen2\.5-7b"):
+        rehearsal_of("h300/qwen2.5-7b")

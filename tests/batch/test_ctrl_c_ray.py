@@ -40,7 +40,7 @@ def test_ctrl_c_keeps_the_rows_that_were_finished(tmp_path: Path) -> None:
     assert main_thread is not None
 
     def press_ctrl_c() -> None:
-        while rows_done(output / LEDGER) < SHORT and not ended.wait(0.02):
+        while not rows_done(output / LEDGER) and not ended.wait(0.02):
             pass
         if not ended.is_set():
             signal.pthread_kill(main_thread, signal.SIGINT)
@@ -56,7 +56,7 @@ def test_ctrl_c_keeps_the_rows_that_were_finished(tmp_path: Path) -> None:
         ended.set()
         pressing.join(SECONDS)
     kept = pq.read_table(output / "rows").to_pylist()
-    assert SHORT <= len(kept) == rows_done(output / LEDGER) < SHORT + LONG
+    assert 1 <= len(kept) == rows_done(output / LEDGER) < SHORT + LONG
 
     report = generate_files(options)
     assert (report.status, report.rows, report.runs) == ("complete", SHORT + LONG, 2)

@@ -36,6 +36,7 @@ FULL = JobReport(
     ahead=(Bar(low=1, high=1.5, count=8),),
     samples=({"id": "a", "prompt": HOSTILE, "text": "long " * 2000},),
     deadline="ended 0:10:00 before the deadline",
+    rehearsal="modelled step time: h200/qwen2.5-7b (3 of 120 steps were slower here)",
 )
 EMPTY: dict[str, Any] = {
     "status": "stopped",
@@ -54,6 +55,7 @@ EMPTY: dict[str, Any] = {
     "ahead": (),
     "samples": (),
     "deadline": "",
+    "rehearsal": "",
 }
 
 
@@ -88,6 +90,7 @@ def test_every_figure_is_on_the_page() -> None:
     ):
         assert figure in text, figure
     assert "ended 0:10:00 before the deadline" in text
+    assert FULL.rehearsal in text
 
 
 def test_rows_reasons_and_settings_are_text_and_no_markup() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from upath import UPath
@@ -48,7 +48,8 @@ def test_the_figures_are_those_of_the_reference_decoder_one_question_at_a_time(f
         question for task in open_tasks(TASKS, TaskOptions(examples=3, seeds=2)) for question in task.questions
     ]
     for name, threshold in (("ar", 1.0), ("threshold 0.6", 0.6)):
-        decoding = DecodeOptions(threshold=threshold, block=16, stop_ids=oracle.stop_ids, max_tokens=256)
+        mode: Literal["ar", "threshold"] = "ar" if name == "ar" else "threshold"
+        decoding = DecodeOptions(mode=mode, threshold=threshold, block=16, stop_ids=oracle.stop_ids, max_tokens=256)
         tokens = forwards = right = 0
         for question in questions:
             [answer] = decode(oracle.network, [encoder.prompt(question.messages)], decoding, mask_id=oracle.mask_id)

@@ -5,6 +5,8 @@ import pytest
 from mars_ray.adapter.card import AdapterCard, resolve_adapter
 from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
+from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.errors import ConfigError
 from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.run.prepare import prepare_evaluation
 from mars_ray.model.digest import folder_digest
@@ -46,3 +48,11 @@ def test_the_adapter_of_an_evaluation_is_kept_at_its_commit(tmp_path: Path, monk
     assert prepared.adapter == resolve_adapter(prepared.options.adapter)
     assert prepared.plan.adapter_digest == folder_digest(tmp_path / "adapter")
     assert prepared.plan.block == 2
+
+
+def test_an_evaluation_takes_no_modelled_step_times(tmp_path: Path) -> None:
+    options = EvaluateOptions(
+        tasks=("families",), output=tmp_path / "out", workers=WorkerOptions(rehearse="h200/qwen2.5-7b")
+    )
+    with pytest.raises(ConfigError, match=r"rehearse is 'h200/qwen2\.5-7b'; an evaluation measures this machine"):
+        prepare_evaluation(options)

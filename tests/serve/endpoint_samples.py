@@ -25,7 +25,7 @@ from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
-from tests.serve.stalls.stalls import watched
+from tests.serve.stalls.stalls import longest_s, watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]
 ANSWER = '{"name": "Oscar", "age": 34, "city": "Dallas"}'
@@ -145,7 +145,9 @@ def served(
     running, server = found[0]
     gc.freeze()  # as the gateway on Ray does, or it would pay for looking through all that the tests have made
     try:
-        with watched(lambda seconds, callback: stalled.append(f"{seconds:.3f} s: {callback}"), thread.ident):
+        with watched(
+            lambda seconds, callback: stalled.append(f"{seconds:.3f} s: {callback}"), thread.ident, longest_s()
+        ):
             yield running
         assert not stalled, f"the event loop was held up: {stalled}"
     finally:

@@ -106,7 +106,7 @@ def deployments_of(args: Fields) -> dict[str, Any]:
 
 def test_there_are_files_for_a_laptop_a_cluster_fixed_quality_kubernetes_and_a_real_model() -> None:
     names = {path.stem for path in FILES}
-    assert names == {"laptop", "autoscaled", "fixed_threshold", "kuberay", "smollm2", "container"}
+    assert names == {"laptop", "autoscaled", "fixed_threshold", "kuberay", "smollm2", "container", "rehearsal"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

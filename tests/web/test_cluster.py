@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from mars_ray.serve.http import control_routes as live_feed
 from tests.samples import Cli
-from tests.serve.endpoint_samples import MESSAGES, Served
+from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
 from tests.web.test_playground import give_key
 
 SIMULATED = """async (replicas) => {
@@ -128,3 +128,17 @@ def test_many_replicas_are_one_heat_map_and_a_short_table(
     assert page.locator("#replicas tr").count() == 100
     assert page.evaluate("document.querySelectorAll('*').length") < 2500
     print(f"{replicas} replicas are drawn in {took_ms:.0f} ms")
+
+
+def test_a_rehearsal_is_named_above_all_figures(page: Page) -> None:
+    with served(config_of(engine={"rehearse": "h200/qwen2.5-7b"})) as endpoint:
+        page.goto(f"{endpoint.url}/cluster")
+        for _ in range(6):
+            endpoint.beat()
+        expect(page.locator("#rehearsal")).to_contain_text("modelled step time: h200/qwen2.5-7b (")
+        page.goto(f"{endpoint.url}/")
+        expect(page.locator("#rehearsal")).to_have_text("modelled step time: h200/qwen2.5-7b/vllm")
+
+
+def test_without_a_rehearsal_the_page_names_none(page: Page, locked: Served, keys: dict[str, str]) -> None:
+    expect(watched(page, locked, keys["operate"]).locator("#rehearsal")).to_be_hidden()

@@ -1,1 +1,1 @@
-"""The output folder of a job: ledger, shards, history, report."""
+"""Output folder of a job: ledger, shards, history and report."""

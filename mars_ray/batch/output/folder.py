@@ -1,15 +1,15 @@
 """Output folder of a job.
 
-In:    results in any order, possibly repeated.
-Out:   `rows/part-*` with each answered row once, `errors.jsonl` (in a store `errors-NUMBER.jsonl`), `report.json`,
-       `report.html`.
-Never: loses a result after `take` has returned, or lets two jobs write.
+In:    the results of rows, in any order and possibly repeated.
+Out:   shards `rows/part-*` that contain each answered row once, `errors.jsonl` (in a store: `errors-NUMBER.jsonl`),
+       `report.json` and `report.html`.
+Never: loses a result after `take` has returned, or lets two jobs write to the same folder.
 
-A row is done once it is in the ledger or, for an output in a store, in the log of the job. Its records then move to
-shards of `ROWS_PER_SHARD` records. Records are removed from the ledger after their shard is written; if the driver is
-killed in between, the same records are written to the same shard again. In a store, the name of the errors file has the
-number of the last event in the log. The file is never overwritten; otherwise a driver that has lost its job could
-replace the file of its successor.
+A row is done once its result is in the ledger or, for an output in a store, in the log of the job. The records of
+finished rows then move to shards of `ROWS_PER_SHARD` records. Records are removed from the ledger after their shard is
+written; if the driver is killed in between, the same records are written to the same shard again. In a store, the name
+of the errors file contains the number of the last event in the log, so an errors file is never overwritten. Otherwise,
+a driver that has lost its job to a new driver could replace the file of the new driver.
 """
 
 import json
@@ -35,7 +35,7 @@ FileFormat = Literal["parquet", "jsonl"]
 
 
 class OutputFolder:
-    """Output of a job, opened with `open_output`. An output in a store has a log."""
+    """Output of a job. Open it with `open_output`. An output in a store also has a log."""
 
     def __init__(self, folder: AnyPath, ledger: Ledger, history: History, log: JobLog | None = None) -> None:
         self.folder = folder
@@ -47,12 +47,13 @@ class OutputFolder:
         self._kinds: dict[str, Kind | None] = {}
         self._format: FileFormat = "parquet"
         self._in_step = True
-        """True if ledger and log agree. If a Ctrl-C comes between the two writes, they differ and the log is right."""
+        """True if the ledger and the log agree. A Ctrl-C between the writes to the ledger and the log leaves this
+        False; the log is then right."""
         self._existing_shards: set[str] = set()
         """Shards that `replay` does not need to write again."""
 
     def begin(self, format: FileFormat, kinds: dict[str, Kind | None]) -> None:
-        """Begin a run with the format of the shards and the kinds of the input columns.
+        """Begin a run whose shards have this format and whose input columns have these kinds.
 
         Raises `RunError` if another driver begins at the same time.
         """
@@ -65,7 +66,7 @@ class OutputFolder:
     def take(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
         """Store results that arrived `run_s` seconds after the run began, and return those that are new.
 
-        If writing fails, stores none of them and raises `RunError`.
+        Raises `RunError` if writing fails, in which case no result is stored.
         """
         self._in_step = False
         fresh = self._note(results, run_s)
@@ -84,10 +85,12 @@ class OutputFolder:
         self.ledger.forget_errors()
 
     def flush(self) -> None:
-        """Write all records that are in no shard yet, and the errors file."""
-        number = None if self._log is None else self._log.append("flush" if self._in_step else "results")
-        if not self._in_step:
-            return
+        """Write the records that are in no shard yet to shards, and write the errors file."""
+        number = None
+        if self._log is not None:
+            number = self._log.append("flush" if self._in_step else "results")
+            if not self._in_step:  # a stop in the middle of `take`: the ledger may hold results that the log lacks
+                return
         self._shelve_all()
         if number is None:
             self._write_errors()
@@ -96,11 +99,11 @@ class OutputFolder:
 
     @property
     def errors_file(self) -> AnyPath | None:
-        """Path of the file of rows with errors, or None if there is no such file."""
+        """Path of the errors file, or None if there is no such file."""
         return max(self.folder.glob("errors*.jsonl"), key=str, default=None)
 
     def replay(self, events: Iterable[Event]) -> None:
-        """Rebuild the ledger from the events of the log, and write shards that are missing because of a kill."""
+        """Rebuild the ledger from the events of the log, and write the shards that a killed driver left unwritten."""
         self._existing_shards = {path.name for path in self._rows.glob("part-*")}
         for event in events:
             for run_s, results in event.results:
@@ -139,7 +142,8 @@ class OutputFolder:
             (self.folder / "errors.jsonl").unlink(missing_ok=True)
 
     def _write_numbered_errors(self, number: int) -> None:
-        """Write the errors up to event `number` of the log, even if no errors remain, and remove older files."""
+        """Write the errors file for event `number` of the log, even if no errors remain, and remove older errors
+        files."""
         path = self.folder / f"errors-{number:010}.jsonl"
         write_lines(path, self.ledger.errors())
         for older in self.folder.glob("errors-*.jsonl"):

@@ -1,4 +1,4 @@
-"""Keep aggregated metrics of a job, over all of its runs, in its ledger.
+"""Store the metrics of a job, aggregated over all of its runs, in the ledger.
 
 Metrics are written in the same transaction as the results.
 """
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS sample (text TEXT);
 """
 SAMPLES = 12
 POINTS = 240
-"""Maximum number of points over time in a report."""
+"""Maximum number of time spans into which a report divides the job."""
 BARS = 24
 TENTHS = 10
 
@@ -31,7 +31,7 @@ class History:
         self._db = ledger.connection
         self._db.executescript(TABLES)
         self._before_s = self._last_second
-        """Seconds that the earlier runs took. The points of this run come after them."""
+        """Total seconds of the earlier runs, which are added to the times of this run."""
         self._samples_left = SAMPLES - self._number("SELECT count(*) FROM sample")
 
     def begin(self) -> None:

@@ -1,12 +1,12 @@
 """Log of a job in a store: numbered objects, appended by compare-and-swap.
 
-In:    events of a job: a driver begins, results arrive, records are written to files, errors are forgotten.
+In:    the events of a job: a driver begins, results arrive, records are written to files, errors are forgotten.
 Out:   the same events in the same order, for the next driver of the job, on any machine.
 Never: appends an event from one driver after another driver has begun.
 
 An object is created only if it does not exist, so if two drivers append an event with the same number, one of them
-fails. HDFS, and S3 servers that ignore `If-None-Match`, have no conditional writes. Two drivers that write there within
-milliseconds of each other may both succeed, and only the lease of `driver_lease` keeps them apart.
+fails. HDFS and S3 servers that ignore `If-None-Match` have no conditional writes. On them, two drivers that write
+within milliseconds of each other may both succeed, and only the lease from `driver_lease` keeps the drivers apart.
 """
 
 import json
@@ -29,7 +29,7 @@ from mars_ray.storage.location import store_errors
 from mars_ray.storage.whole_file import create_object
 
 COMMIT_S = 1.0
-"""Seconds between two writes of results. If the driver dies, up to this many seconds of results are lost."""
+"""Seconds between writes of results to the log. If the driver dies, the results of up to this many seconds are lost."""
 READ_AT_ONCE = 256
 """Number of objects to read per request."""
 EventKind = Literal["begin", "results", "flush", "forget errors"]
@@ -39,13 +39,13 @@ DETAILS = b"mars_ray"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One object of the log."""
+    """One event of a job, stored as one object of the log."""
 
     kind: EventKind
     driver: str
     """Unique id of the driver that wrote the event."""
     details: dict[str, Any] = field(default_factory=dict)
-    """In a `begin` event, the output format, the input columns and the settings of the job."""
+    """Output format, input columns and settings of the job, if this is a `begin` event; otherwise empty."""
     results: Sequence[tuple[float, list[RowResult]]] = ()
     """Results that arrived before the event, grouped by arrival time in seconds since the start of the run."""
 
@@ -71,7 +71,7 @@ class Event:
 
 
 class JobLog:
-    """The log in `folder`. Call `read` first, then write within `kept`."""
+    """Log of a job in `folder`. Call `read` first, then write inside `with log.kept()`."""
 
     def __init__(self, folder: UPath) -> None:
         self._folder = folder
@@ -104,7 +104,7 @@ class JobLog:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Write the added results every `COMMIT_S` seconds within the block."""
+        """While the `with` block runs, write the added results every `COMMIT_S` seconds."""
         keeper = threading.Thread(target=self._keep, name="job-log-keeper", daemon=True)
         keeper.start()
         try:
@@ -115,7 +115,7 @@ class JobLog:
             self._writer.shutdown()
 
     def add(self, results: list[RowResult], run_s: float) -> None:
-        """Add results, to be written within `COMMIT_S` seconds. Raises `RunError` after a failed write."""
+        """Add results, which are written within `COMMIT_S` seconds. Raises `RunError` if an earlier write failed."""
         self._raise_failure()
         with self._lock:
             self._waiting.append((run_s, results))
@@ -129,7 +129,7 @@ class JobLog:
         self._raise_failure()
 
     def append(self, kind: EventKind, details: dict[str, Any] | None = None) -> int:
-        """Write the added results together with an event, and return the event's number. Raises like `commit`."""
+        """Write the added results and an event, and return the event's number. Raises the same errors as `commit`."""
         written: Future[int] = self._writer.submit(self._append, kind, details or {})
         return written.result()
 
@@ -158,7 +158,8 @@ class JobLog:
         return self._next - 1
 
     def _check_own(self, path: UPath) -> None:
-        """Raise `RunError` unless this driver wrote the object, in an earlier request whose response was lost."""
+        """Raise `RunError` unless this driver itself wrote the object, in an earlier request whose response was
+        lost."""
         if Event.from_bytes(path.read_bytes()).driver != self.driver:
             raise RunError(
                 f"Another driver has resumed the job in {self._folder.parent.parent}. "

@@ -1,11 +1,11 @@
 """Ledger of a job: an SQLite database of the finished rows, and of the output records that are in no shard yet.
 
-In:    settings, results, names of shards.
-Out:   the rows that are still unfinished, even after the driver was killed.
+In:    the settings of the job, the results of rows, and the names of shards.
+Out:   the rows that are still unfinished, which stay known even if the driver is killed.
 Never: counts a row twice, loses a row, or accepts settings that differ from those of the job.
 
-Only the driver writes. If it is killed, later results of its workers reach no other driver. Other processes may read
-the ledger (`undone`).
+Only the driver writes to the ledger; other processes may read it with `undone`. If the driver is killed, results that
+its workers produce later are not passed to any other driver.
 """
 
 import json
@@ -51,7 +51,7 @@ class Ledger:
     """Ledger of the job in the folder `of`. The file at `path` is created if it is missing."""
 
     def __init__(self, path: Path, *, of: AnyPath, durable: bool) -> None:
-        """Open the ledger. With `durable`, it survives a power failure. Raises `OutputError` for an unusable file."""
+        """Open the ledger, which survives a power failure if `durable`. Raises `OutputError` for an unusable file."""
         self.path = path
         self._job = of
         try:
@@ -64,7 +64,8 @@ class Ledger:
             raise OutputError(f"{path} is not a usable ledger: {error}. Give another output folder.") from error
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Store the settings of a new job. Raises `ConfigError` if a setting differs from the stored one."""
+        """Store the settings of a job. Raises `ConfigError` if a setting differs from the one stored by an earlier
+        run."""
         stored = self.settings()
         for name, value in settings.items():
             if stored and stored.get(name) != value:
@@ -89,7 +90,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write everything within the block in one transaction. Raises `RunError` if writing fails."""
+        """Run the `with` block as one transaction. Raises `RunError` if writing fails."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
@@ -137,7 +138,8 @@ class Ledger:
     @property
     def waiting(self) -> int:
         """Number of records that are in no shard yet."""
-        # Records leave in order, so their numbers have no gaps. Two SELECTs use the index; a single one would not.
+        # Records are removed in order, so their numbers have no gaps. Two SELECTs use the index; a single SELECT would
+        # not.
         ends = "(SELECT max(number) FROM record) - (SELECT min(number) FROM record)"
         return self._number(f"SELECT coalesce({ends} + 1, 0)")
 
@@ -163,7 +165,8 @@ class Ledger:
             yield text
 
     def error_counts(self) -> dict[str, int]:
-        """Return the number of errors of each kind, most frequent first, with the reason of one of them as the key."""
+        """Return the number of errors of each kind, most frequent first. The key of a kind is the reason of one such
+        error."""
         query = "SELECT reason, count(*) FROM error JOIN example USING (kind) GROUP BY kind ORDER BY 2 DESC, 1"
         return dict(self.connection.execute(query))
 

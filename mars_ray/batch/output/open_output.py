@@ -27,10 +27,11 @@ P = TypeVar("P", Path, UPath)
 
 
 def open_output(folder: AnyPath, *, new: bool) -> AbstractContextManager[OutputFolder]:
-    """Create the output of a job in a folder, or resume it. With `new`, an earlier output is first renamed.
+    """Create or resume the output of a job in a folder. If `new`, an earlier output is renamed first.
 
-    Entering the context raises `OutputError` if the folder has other files, is in use by another process or cannot be
-    written, and `ConfigError` if the store cannot be reached. A new output without any row is removed at the end.
+    Entering the context raises `OutputError` if the folder contains files that do not belong to a job, is in use by
+    another process or cannot be written, and `ConfigError` if the store cannot be reached. On exit, a new output
+    without any finished row is removed.
     """
     if isinstance(folder, Path):
         return _open_local_output(folder, new=new)
@@ -112,14 +113,14 @@ def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
 
 
 def _names(folder: UPath) -> list[str]:
-    """Return the names of the objects in a folder, except the lease of its driver."""
+    """Return the names of the objects in a folder, except that of the driver's lease."""
     return [name for name in folder.fs.find(folder.path) if not name.endswith("/driver.json")]
 
 
 def _rename_stored(folder: UPath) -> None:
     """Rename a folder in a store: copy all objects, then remove the originals.
 
-    The log is removed last, so that a rename that was killed can be repeated.
+    The log is removed last, so that an interrupted rename can be repeated.
     """
     backup = _backup_name(folder)
     fs = folder.fs

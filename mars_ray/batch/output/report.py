@@ -40,14 +40,16 @@ class JobReport:
     """Number of rows in the input."""
     errors: int
     errors_by_reason: dict[str, int]
-    """Number of errors by reason, most frequent first. Reasons that differ only in names or numbers count as one."""
+    """Number of errors by reason, most frequent first. Reasons that differ only in quoted names or numbers count as the
+    same reason."""
     errors_file: str
-    """Path of the errors file; empty without errors."""
+    """Path of the errors file; empty if there are no errors."""
     cut: int
     """Number of sequences that ended at the length limit."""
     tokens: int
     forwards: int
-    """Number of forwards, summed over the sequences. A forward of a batch counts once for each of its sequences."""
+    """Number of forwards, summed over the sequences. A forward of a batch counts once for each sequence in the
+    batch."""
     tokens_per_s: float
     """Tokens per second of all workers, averaged over `seconds`."""
     tokens_per_forward: float
@@ -67,12 +69,14 @@ class JobReport:
     samples: tuple[dict[str, Any], ...]
     """Some records of the output, as examples."""
     deadline: str
-    """Text that says by how much the job met or missed its deadline; empty without a deadline."""
+    """Text that says by how much the job met or missed its deadline; empty if the job has no deadline."""
+    rehearsal: str = ""
+    """Machine whose step times the engines took, and the steps that were slower here; empty without a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetrics:
-    """Metrics of one worker over the last seconds."""
+    """Metrics of one worker over the last few seconds."""
 
     name: str
     rows: int
@@ -96,7 +100,7 @@ class JobMetrics:
     tokens: int
     """Number of tokens generated so far, including those of running sequences."""
     tokens_per_s: float | None
-    """Tokens per second of all workers over the last seconds; None before the first measurement."""
+    """Tokens per second of all workers over the last few seconds; None before the first measurement."""
     tokens_per_forward: float | None
     """Tokens per forward in finished rows; None before the first row is finished."""
     threshold: float | None

@@ -1,6 +1,7 @@
 """Render the report of a generate job as one self-contained HTML file.
 
-Rows, reasons and settings are escaped. The page's Content-Security-Policy forbids requests and scripts not in the file.
+Rows, reasons and settings are escaped. The page's Content-Security-Policy forbids all requests, and all scripts except
+those in the file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,15 +12,16 @@ from mars_ray.web.chart import Axis, Chart
 from mars_ray.web.report import render
 
 POINTS = 60
-"""Maximum number of points in a chart over time. If there are more, neighbouring time spans are joined."""
+"""Maximum number of points in a chart over time. If a job has more time spans, neighbouring ones are joined."""
 SPAN_S = 10.0
-"""Minimum time span in seconds. All tokens of a row count at its end, so shorter spans would show bursts."""
+"""Minimum time span in seconds. All tokens of a row are counted at the time when the row ends, so shorter spans would
+show bursts."""
 SPANS = 4
 """Minimum number of time spans in the charts of a short job."""
 REASONS = 50
 """Maximum number of error kinds to list, most frequent first."""
 AIR = 0.05
-"""Margin above and below the thresholds in their chart."""
+"""Margin above and below the curve in the chart of thresholds."""
 UNITS_S = {"h": 3600, "min": 60, "s": 1}
 
 
@@ -37,7 +39,8 @@ def job_page(report: JobReport) -> str:
 
 
 def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
-    """Return charts of speed and threshold over time, in hours from two hours on, in minutes or in seconds."""
+    """Return charts of speed and threshold over time. The unit of time is the largest that is at most half the job's
+    time."""
     joined = list(_joined(pace))
     if not joined:
         return []
@@ -55,7 +58,8 @@ def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
 
 
 def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]:
-    """Join time spans that are too short to draw. Yield the start, the last point and the tokens of each."""
+    """Join time spans that are too short to draw. Yield the start, the last point and the tokens of each joined
+    span."""
     seconds = pace[-1].second if pace else 0.0
     shortest_s = max(seconds / POINTS, min(SPAN_S, seconds / SPANS))
     low = 0.0

@@ -1,6 +1,6 @@
-"""Report the backlog of a job to its controller once a second, and read the state of its workers (shell).
+"""Ray shell: report the backlog of a job to its controller once a second, and read the state of the job's workers.
 
-Until the engine of a worker can report, the worker publishes its startup status in the cluster's key-value store.
+A worker publishes its startup status in the cluster's key-value store until its engine can report.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from mars_ray.ray_private import kv_delete, kv_get, kv_put
 EVERY_S = 1.0
 STARTING = "starting workers"
 CLUSTER_S = 5.0
-"""Seconds to wait for the cluster at the end of a job. The cluster may have been stopped together with the job."""
+"""Maximum seconds to wait for the cluster at the end of a job, because the cluster may have been stopped as well."""
 NEWS = 1.5
 """Factor by which a delay must change before it is reported again."""
 
 
 class ControlLoop:
-    """Thread that talks to the controller while the context is open.
+    """Thread that talks to the controller. It is a context manager, and the thread runs during the `with` block.
 
     `tokens_left` returns the backlog of the job. The thread calls `on_update` with the startup status of the workers,
-    and with None once `stats` has numbers.
+    or with None once `stats` has measurements.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class ControlLoop:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the deadline, negative once the deadline has passed; None without a deadline."""
+        """Seconds until the deadline: negative once the deadline has passed, None if the job has no deadline."""
         return None if self._ends_s is None else self._ends_s - time.monotonic()
 
     def deadline_summary(self, status: Status) -> str:
-        """Return a text that says by how much the job met or missed its deadline; empty without a deadline."""
+        """Return a text that says by how much the job met or missed its deadline, or an empty text if there is none."""
         left_s = self.left_s
         if left_s is None:
             return ""
@@ -121,13 +121,13 @@ class ControlLoop:
 
 
 def publish_startup_status(app: str, status: str) -> None:
-    """Publish the startup status of a worker, which replaces the last one. Errors of the store are ignored."""
+    """Publish the startup status of a worker, replacing the last status. Errors of the key-value store are ignored."""
     with suppress(RuntimeError, RayError):
         kv_put(_key(app), status)
 
 
 def read_startup_status(app: str) -> str | None:
-    """Return the startup status that was published last, or None. Errors of the store are ignored."""
+    """Return the startup status that was published last, or None if there is none or it cannot be read."""
     with suppress(RuntimeError, RayError):
         if status := kv_get(_key(app)):
             return str(status.decode())

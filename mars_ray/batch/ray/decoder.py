@@ -1,4 +1,4 @@
-"""Actor that decodes rows with an engine in a separate process (shell)."""
+"""Ray shell: actor that decodes rows with an engine in a separate process."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ class Decoder:
         self._start()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return the results of a table of rows, in the same order, or a failure table.
+        """Return a table of results in the order of the rows, or a failure table.
 
         `row_format` holds the settings of the row format, pickled so that processes without torch can pass them on.
         """
@@ -122,7 +122,7 @@ class Decoder:
             await run_heartbeats(engine, lease, self._report)
 
     async def _report(self, report: ReplicaReport) -> Directive:
-        """Report to the controller and follow its directive. If the report fails, rows continue to be decoded."""
+        """Report to the controller and follow its directive. If the report fails, decoding continues."""
         try:
             directive = await self._controller.handle_report(report)
         except BaseException:
@@ -136,7 +136,7 @@ class Decoder:
 
 
 def _open(row_format: bytes, folder: Path) -> RowFormat:
-    # Hide torch, so that importing transformers takes half the time: the engine is starting and needs the cores.
+    # Hide torch to halve the import time of transformers, because the engine is starting meanwhile and needs the cores.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     from mars_ray.batch.rows.open_format import open_row_format
     from mars_ray.model.folder import check_folder

@@ -1,6 +1,6 @@
-"""Start the decoders of a job, and send blocks of rows to them (shell).
+"""Ray shell: start the decoders of a job, and send blocks of rows to them.
 
-Processes that only pass on blocks do not import torch, which saves 300 MB and some seconds.
+Processes that only pass on blocks do not import torch, which saves 300 MB and a few seconds in each process.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ class PoolSettings:
 def choose_places(engines: "EnginePlan", *, rows: int | None = None, part: int = 1) -> tuple[Place, ...]:
     """Return a place on this cluster for each worker; see `place_workers`.
 
-    On a shared cluster, workers use only resources that are free now. If no node has a free CPU, busy resources count
-    as well, and the workers wait until they are free.
+    On a shared cluster, workers use only resources that are free now. If no node has a free CPU, workers may also use
+    busy resources, and wait until these are free.
     """
     nodes = {node["NodeID"]: _resources(node["Resources"]) for node in ray.nodes() if node["Alive"]}
     if is_shared():
@@ -62,7 +62,7 @@ def _resources(resources: dict[str, float]) -> NodeResources:
 
 
 def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSettings:
-    """Return the settings of the decoders in a plan. The model and adapter folders must be on this node."""
+    """Return the settings of the decoders for a plan. The model and adapter folders must be on this node."""
     return PoolSettings(
         places=tuple((place, engines.spec(place.threads)) for place in places),
         model=share_folder(engines.model.folder),
@@ -117,7 +117,8 @@ class AnsweredBlocks:
 
 
 class DecoderPool:
-    """Sends each block to the decoder with the fewest blocks, or to another one if it dies. Not thread-safe."""
+    """Sends each block to the decoder with the fewest blocks. If a decoder dies, its blocks go to others. Not
+    thread-safe."""
 
     def __init__(self, decoders: Sequence[Any]) -> None:
         self._decoders = decoders
@@ -128,7 +129,7 @@ class DecoderPool:
         self._turns = [Isolation() for _ in decoders]
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return the result of `Decoder.answer`. Raises `ActorDiedError` when no decoder can be restarted."""
+        """Return the result of `Decoder.answer`. Raises `ActorDiedError` if no decoder can be restarted."""
         if not self._joining:
             self._joining = {number: asyncio.create_task(self._join(number)) for number in range(len(self._decoders))}
 
@@ -170,7 +171,7 @@ class DecoderPool:
         return min(self._up, key=self._blocks.__getitem__)
 
     async def _join(self, number: int) -> None:
-        """Wait until a decoder is running. This can take long if its node is lost and no other node has room."""
+        """Wait until a decoder is running, which can take long if its node is lost and no other node has room."""
         try:
             await self._decoders[number].start.remote()
             self._up.add(number)

@@ -1,4 +1,4 @@
-"""Pipeline stage that sends its rows to a running endpoint (shell)."""
+"""Ray shell: pipeline stage that sends its rows to a running endpoint."""
 
 import asyncio
 import time
@@ -28,16 +28,17 @@ from mars_ray.errors import (
 )
 
 CONNECT_RETRIES = 5
-"""Maximum number of retries to connect to the endpoint at the start, over some seconds."""
+"""Maximum number of retries when connecting to the endpoint; together they take a few seconds."""
 PATIENCE_S = 600.0
 """Seconds without any answer after which the stage gives up on the endpoint."""
 PAUSE_S = 1.0
 """Seconds to wait after a refusal without a Retry-After header."""
 FAILURES = 3
-"""Number of times that the endpoint may fail with a row before the row gets an error."""
+"""Number of times that the endpoint fails on the same row before the row gets an error."""
 RETRIED_STATUSES = frozenset({408, 409, 429, 502, 503, 504})
 RETRIED_ERRORS = (QueueFullError, UnavailableError, ReplicaLostError)
-"""Errors of a Serve application after which a request is sent again, as after the HTTP `RETRIED_STATUSES`."""
+"""Errors of a Serve application after which a request is sent again, just as after one of the HTTP statuses in
+`RETRIED_STATUSES`."""
 
 Complete = Callable[[dict[str, Any]], Awaitable[ChatCompletion]]
 
@@ -62,7 +63,7 @@ class EndpointRows:
     async def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block with their answers.
 
-        Raises `RequestError` for a row without an answer unless `should_continue_on_error`, and `RunError` if no
+        Raises `RequestError` for a row without an answer unless `should_continue_on_error` is set, and `RunError` if no
         endpoint answers.
         """
         if self._complete is None:
@@ -82,7 +83,7 @@ class EndpointRows:
             return refusal_of(key, str(error))
 
     async def _answer(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
-        """Send a request, repeat it while the endpoint has no room, and return the answer."""
+        """Send a request and return the answer. While the endpoint has no room, the request is sent again."""
         failures = 0
         after_s = PAUSE_S
         while True:

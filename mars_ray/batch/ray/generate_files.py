@@ -1,4 +1,5 @@
-"""Run a job: read rows with Ray Data, decode them in a pool of actors, and write results on the driver (shell)."""
+"""Ray shell: read the rows of a job with Ray Data, decode them in a pool of actors, and write the results on the
+driver."""
 
 import hashlib
 import pickle
@@ -44,14 +45,16 @@ from mars_ray.ray_private import pass_arguments_by_value
 READ_BYTES = 4 << 20
 """Maximum size of a block to read. With Ray's default, 128 MiB, workers would wait until most of the input is read."""
 NO_PROGRESS_S = 24 * 3600
-"""Seconds without a finished block after which Ray stops. Its default, 30 minutes, is too short for 7B on CPUs."""
+"""Seconds without a finished block after which Ray stops. Ray's default, 30 minutes, is too short for a 7B model on
+CPUs."""
 
 
 def generate_files(options: GenerateOptions) -> JobReport:
     """Answer every row of the input. Rows that cannot be answered are written to an errors file.
 
     The same call resumes a stopped job. Raises an `InputError` for unusable options or input before any work starts,
-    `InterruptedRunError` on Ctrl-C, and `RunError` if the work cannot continue. Rows answered so far are kept.
+    `InterruptedRunError` on Ctrl-C, and `RunError` if the work cannot continue. In each case, the rows answered so far
+    are kept.
     """
     plan = plan_job(options)
     with open_output(options.output, new=options.new) as output:
@@ -83,13 +86,14 @@ def generate_files(options: GenerateOptions) -> JobReport:
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
                     pass
-                finally:  # before calling Ray, which may have been stopped together with this process
+                finally:  # flush before calling Ray, which may have been stopped together with this process
                     output.flush()
         finally:
             report = job.report(
                 status,
                 model=pin(options.model, plan.engines.model.folder),
                 deadline=control_loop.deadline_summary(status),
+                rehearsal=control_loop.stats.rehearsal or plan.engines.rehearsal,  # a short job has no reports
             )
             output.report(report)
     if status == "stopped":
@@ -110,7 +114,7 @@ class _ShownJob:
 
     @contextmanager
     def with_control(self, control_loop: ControlLoop) -> Iterator[None]:
-        """Run the control loop and show the job within the block."""
+        """Run the control loop and show the job while the `with` block runs."""
         self._control_loop = control_loop
         with self._progress:
             self._progress.starting(STARTING)
@@ -136,10 +140,12 @@ class _ShownJob:
 
 
 def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
-    """Join the cluster and return the places of the workers. Raises `ClusterError` if they do not fit."""
+    """Join the cluster and return the places of the workers. Raises `ClusterError` if the workers do not fit."""
     if not ray.is_initialized():
         dtype = plan.engines.model.dtype
         print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
+    if plan.engines.rehearsal:
+        print(f"{NAME}: {plan.engines.rehearsal}", file=sys.stderr)
     connect()
     pass_arguments_by_value()
     return choose_places(plan.engines, rows=rows)
@@ -147,7 +153,7 @@ def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
 
 @contextmanager
 def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Sequence[str]]:
-    """Start the decoders, yield their names, and end them after the block."""
+    """Start the decoders, yield their names, and kill the decoders after the `with` block."""
     decoders = start_decoders(pool_settings(plan.engines, places), app)
     try:
         yield list(decoders)
@@ -157,7 +163,7 @@ def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Se
 
 
 def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -> ray.data.Dataset:
-    """Return the dataset of the results, which is computed while it is iterated."""
+    """Return the dataset of the results, which are computed during iteration over the dataset."""
     options = plan.options
     count = len(decoders)
     rows = InputRows(
@@ -176,7 +182,7 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -
         batch_format="pyarrow",
     )
     results.context.target_max_block_size = READ_BYTES
-    results.context.enable_progress_bars = False  # `JobProgress` shows rows and tokens
+    results.context.enable_progress_bars = False  # `JobProgress` shows the progress instead
     results.context.execution_no_progress_timeout_s = NO_PROGRESS_S
     results.context.memory_usage_poll_interval_s = None  # polling costs a thread for each call
     return results

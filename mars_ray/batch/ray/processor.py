@@ -1,6 +1,7 @@
-"""Build a stage for a user's Ray Data pipeline, with the interface of `ray.data.llm` (shell)."""
+"""Ray shell: build a stage for a user's Ray Data pipeline, with the interface of `ray.data.llm`."""
 
 import pickle
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ class _Stage(Protocol):
     """Interface of a stage that answers blocks of requests."""
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        """Return the blocks with the columns of the answers."""
+        """Return the blocks with the answer columns added."""
 
 
 class Processor:
@@ -41,7 +42,7 @@ class Processor:
         self._postprocess = postprocess
 
     def __call__(self, dataset: ray.data.Dataset) -> ray.data.Dataset:
-        """Return the dataset with the columns of the answers. Raises `ClusterError` if the cluster is too small."""
+        """Return the dataset with the answer columns added. Raises `ClusterError` if the cluster is too small."""
         requests = dataset.map_batches(
             partial(with_requests, preprocess=self._preprocess), batch_format="pyarrow", batch_size=None
         )
@@ -67,13 +68,15 @@ def build_processor(
 
 
 class _EngineStage:
-    """Stage that answers with engines. Stages with equal engine settings share the engines."""
+    """Stage that answers with engines. Stages with equal engine settings share their engines."""
 
     def __init__(self, config: ProcessorConfig) -> None:
         self._config = config
         self._engines, row_format = plan_stage(config)
         open_row_format(row_format, self._engines.model)  # raises an error now if the model is unusable
         self._row_format = pickle.dumps(row_format)
+        if self._engines.rehearsal:
+            print(f"stage: {self._engines.rehearsal}", file=sys.stderr)
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
         config = self._config
@@ -97,7 +100,7 @@ class _EndpointStage:
         self._config = config
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        # Allow enough calls that the next block starts before the last row of a block is answered.
+        # Allow enough concurrent calls for the next block to start before the last row of a block is answered.
         calls = 2 + self._config.concurrency // self._config.batch_size
         return blocks.map_batches(
             EndpointRows,

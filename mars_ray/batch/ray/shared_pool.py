@@ -1,4 +1,4 @@
-"""Pipeline stage that answers rows with decoders. Stages of a pipeline with equal settings share decoders (shell).
+"""Ray shell: pipeline stage that answers rows with decoders. Stages with equal settings share their decoders.
 
 A named actor owns the decoders. The first stage that runs starts the actor. The actor ends itself and its decoders some
 seconds after the last stage has stopped sending heartbeats.
@@ -28,7 +28,7 @@ from mars_ray.ray_private import NAMESPACE
 
 BEAT_S = 2.0
 IDLE_S = 15
-"""Seconds without a heartbeat from any stage after which the decoders end."""
+"""Seconds without a heartbeat from any stage after which the decoders are stopped."""
 POOLS = 3
 """Number of pools that may die one after another with the same block before the stage fails."""
 
@@ -129,7 +129,8 @@ class AnsweredRows:
     async def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block with their answers.
 
-        Raises `RequestError` for a row without an answer if `raise_errors`, and `RunError` if no engine can be started.
+        Raises `RequestError` for a row without an answer if `raise_errors` is set, and `RunError` if no engine can be
+        started.
         """
         self._backlog.arrived += block.num_rows
         answered = await self._decoders.answer(rows_to_answer(block), self._row_format)

@@ -1,4 +1,4 @@
-"""Read the rows that still need an answer into a Ray dataset, each with its id (shell)."""
+"""Ray shell: read the rows that still need an answer, with their ids, into a Ray dataset."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class InputRows:
     ledger: Path
     """Path of the job's ledger. Rows that the ledger lists as done are left out."""
     own_id: Callable[[bytes], str | None]
-    """Function that returns a row's own id, or None."""
+    """Function that returns the id given in a row, or None if the row has none."""
     limit: int | None = None
     """Number of rows to read from the beginning of the input; None reads all rows."""
 
@@ -52,7 +52,8 @@ class InputRows:
 
 
 def read_undone_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:
-    """Return a dataset of the rows to answer. One task on this machine reads the rows, because the files are here."""
-    # A row id depends on all rows before it, so a single task reads. Reading and splitting request no CPU, because the
-    # workers have taken all CPUs.
+    """Return a dataset of the rows to answer. A single task reads the rows on this machine, where the input files
+    are."""
+    # The id of a row depends on all earlier rows, so a single task reads the input. Reading and splitting request no
+    # CPU, because the workers have taken all CPUs.
     return cut_without_cpu(read_stream(rows.tables, rows.paths, rows_per_block, here=True))

@@ -1,4 +1,4 @@
-"""Columns of the output: the columns of the answers and the columns of the input.
+"""Columns of the output, which come from the answers and from the input.
 
 All rows of the input are surveyed before any work starts, so that all shards have the same schema. A column whose
 values are all of one kind keeps its type. Any other column, such as a column of lists, becomes JSON text.

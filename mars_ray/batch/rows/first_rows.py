@@ -1,4 +1,4 @@
-"""Reject an input early if none of its first rows can be answered, before a cluster and a model are started."""
+"""Reject an input if none of its first rows can be answered, before starting a cluster and a model."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ COLUMNS = 12
 
 
 def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: int) -> None:
-    """Raise `DataError` if none of the first rows can be answered, with the most frequent reasons and the columns.
+    """Raise `DataError` if none of the first rows can be answered. It names the most frequent reasons and the columns.
 
     `positions` is the context length of the model.
     """

@@ -11,7 +11,10 @@ RowFormatSettings = PlainFormatSettings | OpenAIFormatSettings
 
 
 def open_row_format(settings: RowFormatSettings, model: ResolvedModel) -> RowFormat:
-    """Return the row format with the tokenizer of `model`. Raises `ModelError` or `ConfigError`."""
+    """Return the row format with the tokenizer of `model`.
+
+    Raises `ModelError` for an unusable model, and `ConfigError` for an invalid template.
+    """
     tokenizer = model.load_tokenizer()
     if isinstance(settings, OpenAIFormatSettings):
         return OpenAIBatchFormat(settings, tokenizer, model.max_positions, generation_defaults(model.folder))

@@ -1,8 +1,9 @@
-"""Row format of OpenAI batch files. Answers are the same as from our endpoint.
+"""Row format of OpenAI batch files. Answers are the same as those of a mars-ray endpoint.
 
-An input line is {"custom_id", "method", "url", "body"}, its output line {"id", "custom_id", "response", "error"}.
-For a body that the endpoint would reject, the response holds the endpoint's status and error. For any other failure,
-the output line has an error and no response. Bodies follow the rules of the endpoint, but they may name any model.
+An input line is {"custom_id", "method", "url", "body"}, and the matching output line is {"id", "custom_id", "response",
+"error"}. For a body that the endpoint would reject, the response holds the status and error that the endpoint would
+return. For any other failure, the output line has an error and no response. Bodies follow the rules of the endpoint,
+except that they may name any model.
 
 Source of the format: OpenAI API reference, "The request input object" and "The request output object" of batches.
 """
@@ -55,7 +56,7 @@ openai_id = partial(own_id, column="custom_id")
 
 
 def is_openai_batch(first_raw: bytes) -> bool:
-    """Return whether a file with this first line is an OpenAI batch file. One of the four fields may be missing."""
+    """Return whether a file with this first line is an OpenAI batch file. The line may lack one of the four fields."""
     try:
         return len(FIELDS & parse_object(first_raw).keys()) >= len(FIELDS) - 1
     except BadRecordError:
@@ -64,7 +65,7 @@ def is_openai_batch(first_raw: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIFormatSettings:
-    """Defaults for request bodies without options of their own."""
+    """Default options, for request bodies that do not set them."""
 
     model: str
     """Model name to write into the answers."""
@@ -75,7 +76,7 @@ class OpenAIBatchFormat:
     """Row format of OpenAI batch files; see `RowFormat`.
 
     `positions` is the context length of the model. `default_sampling` has the model's own sampling parameters, which
-    apply where a body sets none.
+    apply if a body does not set them.
     """
 
     def __init__(

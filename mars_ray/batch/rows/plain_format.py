@@ -24,12 +24,12 @@ plain_id = partial(own_id, column="id")
 """Return the row's own id, or None if it is missing or unusable."""
 
 LEAST_LOGPROB = -9999.0
-"""Lowest logprob to write, because JSON cannot represent infinity."""
+"""Lowest logprob that is written, because JSON cannot represent negative infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFormatSettings:
-    """Defaults for rows without options of their own."""
+    """Settings of the format, and default options for rows that do not set them."""
 
     sampling: SamplingParams
     decode: DecodeParams

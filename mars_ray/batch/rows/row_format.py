@@ -18,7 +18,7 @@ class ParsedRow:
     """A row that can be decoded."""
 
     id: str
-    """The row's own id, or an id made from its content."""
+    """Id given in the row, or an id made from the row's content."""
     request: Request
     """Request for the engine. The worker replaces its id."""
     prompt_text: str
@@ -41,7 +41,8 @@ class RowFormat(Protocol):
 
 
 def parse_row(raw: bytes) -> JsonRecord:
-    """Return the columns of a row, with None in place of NaN and infinity. Raises `BadRecordError`."""
+    """Return the columns of a row, with None in place of NaN and infinity. Raises `BadRecordError` for a malformed
+    row."""
     try:
         text = json.dumps(parse_object(raw), ensure_ascii=False)
         text.encode()

@@ -17,7 +17,7 @@ from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, RunError
 
 CACHE_KIB = 16 * 1024
-"""Memory for caching the temporary file."""
+"""Size of the memory cache for the temporary file, in KiB."""
 ID_DIGITS = 16
 
 
@@ -28,15 +28,16 @@ class RowId:
     key: bytes
     """Key of 16 bytes, unique within the input."""
     id: str
-    """The row's own id, or a hash of its content. Of rows with the same content, the k-th has the suffix "-k"."""
+    """Id given in the row, or a hash of the row's content. If several rows have the same hash, the k-th has the suffix
+    "-k" from the second on."""
     repeated: bool
-    """True if the row has its own id and an earlier row has the same id."""
+    """True if the row specifies an id that an earlier row already used."""
 
 
 class RowIdAssigner:
     """Assigns ids to the rows of one input. Use it as a context manager and in one thread.
 
-    `own_id` returns the row's own id, or None if the row has none.
+    `own_id` returns the id given in a row, or None if the row has none.
     """
 
     def __init__(self, own_id: Callable[[bytes], str | None]) -> None:
@@ -55,7 +56,7 @@ class RowIdAssigner:
         self._seen.close()
 
     def assign(self, raws: Sequence[bytes]) -> list[RowId]:
-        """Return the ids of the next rows. Raises `RunError` when the disk is full."""
+        """Return the ids of the next rows. Raises `RunError` if the disk is full."""
         try:
             return [self._row_id(raw) for raw in raws]
         except sqlite3.Error as error:
@@ -73,7 +74,7 @@ class RowIdAssigner:
         )
 
     def _count(self, key: bytes) -> int:
-        """Count a row with this key, and return how many rows with the key have been counted so far."""
+        """Count a row with this key, and return the number of rows with this key so far, including this one."""
         [(times,)] = self._seen.execute(
             "INSERT INTO seen VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times", (key,)
         )

@@ -1,7 +1,7 @@
 """Read the sampling and decoding options of a row, which override the options of the job.
 
-An option is either a column or a member of the column `sampling`. That column holds an object, which accepts every
-parameter under its vLLM name. Null values are ignored.
+An option is either a column of its own, or a field of the object in the column `sampling`. The object accepts every
+sampling parameter under its vLLM name. Null values are ignored.
 """
 
 import json
@@ -96,7 +96,10 @@ def _stop_ids(ids: Any) -> frozenset[int]:
 
 
 def _grammar(name: str, value: Any) -> GrammarSpec | None:
-    """Return the grammar for the answer; None for free text. The engine checks the grammar. Raises `RequestError`."""
+    """Return the grammar of the answer, or None for free text.
+
+    The engine checks the grammar itself. Raises `RequestError` if the value is not a grammar.
+    """
     match name, value:
         case "regex", str(text):
             return GrammarSpec(kind="regex", text=text)

@@ -1,7 +1,7 @@
 """Tables of rows and tables of results, which the processes of a job exchange.
 
-A failure table (`failure_table`) ends the job and gives the reason. Processes exchange errors as values, because Ray
-passes on only the text of an exception.
+A failure table, made by `failure_table`, ends the job and gives the reason. Processes pass errors on in tables, because
+Ray passes on only the text of an exception.
 """
 
 import json
@@ -46,9 +46,9 @@ class RowResult(NamedTuple):
     records: tuple[str, ...] = ()
     """Output records as JSON: one for each sequence, or one for all sequences together."""
     error: str | None = None
-    """The row's record in the errors file, as JSON; None without an error."""
+    """The row's record in the errors file, as JSON; None if there is no error."""
     reason: str = ""
-    """Message of the error; empty without an error."""
+    """Message of the error; empty if there is no error."""
     tokens: tuple[int, ...] = ()
     """Number of tokens generated for each sequence."""
     forwards: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class RowResult(NamedTuple):
     worker: str = ""
     """Name of the worker that produced the result."""
     age_s: float = 0.0
-    """Seconds since the worker became ready."""
+    """Seconds from the time when the worker became ready to this result."""
 
 
 def as_json(record: JsonRecord) -> str:
@@ -110,7 +110,7 @@ def from_table(table: pa.Table) -> list[RowResult]:
 
 
 def failure_table(reason: str) -> pa.Table:
-    """Return a table that reports a failure, after which a worker or the reader of the input cannot continue."""
+    """Return a table that reports a failure from which a worker or the input reader cannot recover."""
     return pa.Table.from_pylist([{FAILURE: reason}], schema=RESULT_SCHEMA)
 
 

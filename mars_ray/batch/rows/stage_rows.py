@@ -1,4 +1,4 @@
-"""Add requests and answers to the rows of a user's pipeline, as columns.
+"""Add requests and answers as columns to the rows of a user's pipeline.
 
 A request is stored as JSON text in one column, because rows have different options but an Arrow column has one type.
 """

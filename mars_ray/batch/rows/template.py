@@ -1,7 +1,8 @@
 """Fill a Jinja template with the columns of a row.
 
-Each column is a variable, and is also available as `row["any name"]`. A template may test a null column but not print
-it; otherwise a prompt with "None" or a gap in place of the value would be answered. Templates see only the columns.
+Each column is a variable, and is also available as `row["any name"]`. A template may test whether a column is null, but
+it must not print a null column; otherwise, the model would answer a prompt with "None" or a gap in place of the value.
+A template can access only the columns.
 """
 
 from functools import partial
@@ -16,7 +17,8 @@ from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.errors import BadRecordError, ConfigError
 
 CHARACTERS_MAX = 1 << 20
-"""Maximum length of a prompt in characters, longer than any model reads. It stops a template that prints endlessly."""
+"""Maximum length of a prompt in characters, more than any model reads. The limit stops a template that prints
+endlessly."""
 
 
 class _MissingColumnError(UndefinedError):

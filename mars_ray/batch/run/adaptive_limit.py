@@ -22,17 +22,17 @@ class AdaptiveLimit:
         self._held = 0
         self._begun = 0
         self._lowered_at = 0
-        """Number of the last turn that had begun when the limit was last lowered."""
+        """Number of the newest turn at the time when the limit was last lowered."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """Number of turns that may be held now."""
+        """Number of turns that may be held at the same time."""
         return int(self._limit)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[int]:
-        """Wait for a turn, first come first served, and hold it within the block. Yields the number of the turn."""
+        """Wait in line for a turn, and hold it during the `with` block. Yields the number of the turn."""
         if self._held >= self.limit or self._waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

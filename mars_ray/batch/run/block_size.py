@@ -1,7 +1,8 @@
 """Choose the number of rows in a block, and the number of blocks that a decoder works on at a time.
 
-A block leaves its decoder when its last row is done, and a stopped job loses the blocks that have not left. Small jobs
-therefore have small blocks. Large jobs have larger blocks, because each block costs Ray some time and memory.
+A decoder returns a block when the last row is done, and a stopped job loses the blocks that have not been returned.
+Small jobs therefore have small blocks. Large jobs have larger blocks, because each block costs Ray some time and
+memory.
 """
 
 import math

@@ -16,8 +16,8 @@ from mars_ray.errors import BadRecordError, ConfigError
 class EndpointProcessorConfig:
     """Settings of a stage that sends its rows to a running endpoint. Give either `url` or `app`.
 
-    Requests have OpenAI's `service_tier: flex`, which our endpoints serve when other callers leave room. A refused
-    request is sent again after the delay in its Retry-After header.
+    Requests are sent with OpenAI's `service_tier: flex`. A mars-ray endpoint serves them when other callers leave room.
+    A refused request is sent again after the delay in its Retry-After header.
     """
 
     url: str | None = None
@@ -28,20 +28,21 @@ class EndpointProcessorConfig:
     """Name of the model at the endpoint. None means the first model that the endpoint lists."""
     api_key: str = field(default="none", repr=False)
     threshold: float | None = None
-    """Threshold of rows without their own. None means the endpoint's default."""
+    """Threshold for rows that do not set one. None means the endpoint's default."""
     mode: Literal["ar", "threshold", "exact"] | None = None
-    """Mode of rows without their own. None means the endpoint's default."""
+    """Mode for rows that do not set one. None means the endpoint's default."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters of rows without their own, such as `max_tokens`."""
+    """Sampling parameters, such as `max_tokens`, for rows that do not set them."""
     concurrency: int = 32
     """Maximum number of requests in flight."""
     batch_size: int = 64
     """Number of rows in a block. A block leaves the stage when its last row is done."""
     should_continue_on_error: bool = False
-    """Put the error of a row into the column `error` and skip `postprocess` for it, instead of ending the job."""
+    """If a row fails, put its error into the column `error` and skip `postprocess` for the row, instead of ending the
+    job."""
 
     def check(self) -> None:
-        """Raise a `ConfigError` if a value is out of range, or unless exactly one of `url` and `app` is set."""
+        """Raise a `ConfigError` if a value is out of range, or if not exactly one of `url` and `app` is set."""
         if (self.url is None) == (self.app is None):
             raise ConfigError("give either url or app, to name the endpoint.")
         if self.concurrency < 1 or self.batch_size < 1:
@@ -71,7 +72,7 @@ def body_of(raw: bytes, config: EndpointProcessorConfig) -> dict[str, Any]:
 
 
 def result_of(key: bytes, answer: ChatCompletion) -> RowResult:
-    """Return the result of a row. With several answers, `tokens` is null, because endpoints report only a sum."""
+    """Return the result of a row. For several answers, `tokens` is null, because endpoints report only the total."""
     usage = answer.usage
     figures = {
         "tokens": usage.completion_tokens if usage and len(answer.choices) == 1 else None,

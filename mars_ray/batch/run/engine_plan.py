@@ -8,11 +8,12 @@ from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
-from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.options import EngineOptions, checked_machine, modelled_step_time
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
+from mars_ray.machines.registry import step_model
 from mars_ray.model.card import Card
 from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.model.threads import suitable_threads
@@ -22,21 +23,26 @@ QUEUE = 1 << 16
 REQUEST_TOKENS = 1 << 40
 """Maximum number of tokens that a request may generate, in effect no limit."""
 RECOVER = 0.02
-"""Time in which lowered thresholds recover, as a share of the time until the deadline."""
+"""Time in which lowered thresholds recover, as a fraction of the job's time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """Engines of a job or stage."""
+    """Plan of the engines of a job or stage."""
 
     workers: WorkerOptions
     model: ResolvedModel
-    """Model in an absolute folder, because workers have a different working directory."""
+    """Model. The path of its folder is absolute, because workers have a different working directory."""
     adapter: Path | None
     """Absolute folder of the adapter, if any."""
     threads: int
     """Number of threads that suits the model on a CPU."""
     control: ControlPlan
+
+    @property
+    def rehearsal(self) -> str:
+        """Words that name the machine whose step times the engines take; empty without a rehearsal."""
+        return "" if self.workers.rehearse is None else modelled_step_time(step_model(self.workers.rehearse).name)
 
     def spec(self, threads: int) -> EngineSpec:
         """Return the engine settings of a worker with this number of threads."""
@@ -64,11 +70,13 @@ def plan_engines(
     deadline_s: float | None,
     max_quality_loss: float | None,
 ) -> tuple[EnginePlan, DecodeParams]:
-    """Return the engines, and the decoding parameters of rows without options of their own.
+    """Return the plan of the engines, and the decoding parameters for rows that do not set them.
 
     Raises an `InputError` for an unusable option, model or adapter.
     """
     workers.check()
+    if workers.rehearse is not None:
+        workers = replace(workers, rehearse=checked_machine(workers.rehearse))  # with the absolute path
     resolved = open_model(model, workers.dtype, workers.device)
     adapter_folder = resolve_adapter(adapter)
     card: Card | AdapterCard | None = resolved.card
@@ -83,7 +91,7 @@ def plan_engines(
 def _control(
     decode: DecodeParams, card: Card | AdapterCard | None, deadline_s: float | None, max_quality_loss: float | None
 ) -> tuple[ControlPlan, DecodeParams]:
-    """Return the settings of the controller, and the decoding parameters of rows without options of their own.
+    """Return the settings of the controller, and the decoding parameters for rows that do not set them.
 
     The controller sets the threshold only if there is a deadline.
     """

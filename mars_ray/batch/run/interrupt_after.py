@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _TooLong(BaseException):
-    """Raised by the timer in the thread that runs the function. `except Exception` does not catch it."""
+    """Error that the timer raises in the thread of the function. `except Exception` does not catch this error."""
 
 
 class InterruptAfter:
@@ -22,7 +22,8 @@ class InterruptAfter:
         self._thread = ThreadPoolExecutor(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` and return its result. Raises `TimeoutError` if interrupted. Native code is not interrupted."""
+        """Run `work` and return its result. Raises `TimeoutError` if it takes too long. Native code is not
+        interrupted."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._limited, work)
 
     def _limited(self, work: Callable[[], T]) -> T:

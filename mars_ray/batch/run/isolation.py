@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, suppress
 import pyarrow as pa
 
 DEATHS = 3
-"""Number of workers that may die with a row: the first two with its whole block, the last with that row alone."""
+"""Maximum number of workers that may die on a row: the first two while running the row's whole block, the last while
+running only the row."""
 
 
 class WorkerDiedError(Exception):
@@ -21,8 +22,8 @@ async def answer_block(
 ) -> list[pa.Table]:
     """Return the results of a block. After two workers have died with the block, its rows are sent one by one.
 
-    `send` has a worker answer rows, and raises `WorkerDiedError` if the worker dies. With true as the second argument,
-    the worker does nothing else meanwhile. A row that kills a worker while it runs alone goes to `give_up`.
+    `send` has a worker answer rows, and raises `WorkerDiedError` if the worker dies. If the second argument is true,
+    the worker runs nothing else at the same time. A row that kills a worker while running alone is passed to `give_up`.
     """
     for _ in range(DEATHS - 1):
         with suppress(WorkerDiedError):
@@ -50,7 +51,7 @@ class Isolation:
 
     @asynccontextmanager
     async def turn(self, *, alone: bool) -> AsyncIterator[None]:
-        """Hold the lock within the block, exclusively if `alone`."""
+        """Hold the lock during the `with` block, exclusively if `alone` is true."""
         async with self._changed:
             if alone:
                 self._suspects += 1

@@ -30,7 +30,7 @@ class Job:
         self._settings = settings
         self._clock = clock
         self._started_s: float | None = None
-        """Time at which the first worker was ready, so that the start of the engines does not count."""
+        """Time at which the first worker was ready, so that the time to start the engines does not count."""
         self._done = self._done_before = output.ledger.done
         self._errors = sum(output.ledger.error_counts().values())
         self._tokens_before = self._tokens
@@ -98,7 +98,7 @@ class Job:
             done=self._done,
             total=self._total,
             errors=self._errors,
-            running=sum(running.values()) if self.left else 0,  # the last reports are outdated
+            running=sum(running.values()) if self.left else 0,  # after the last row, reports are outdated
             tokens=max(self._tokens, self._tokens_before + stats.tokens),
             tokens_per_s=rate if rate is not None else tokens.total() / span_s if tokens else None,
             tokens_per_forward=tokens.total() / forwards.total() if forwards.total() else None,
@@ -117,7 +117,7 @@ class Job:
             ),
         )
 
-    def report(self, status: Status, *, model: str, deadline: str = "") -> JobReport:
+    def report(self, status: Status, *, model: str, deadline: str = "", rehearsal: str = "") -> JobReport:
         """Return the report of the job so far, over all of its runs."""
         history = self._output.history
         ledger = self._output.ledger
@@ -144,4 +144,5 @@ class Job:
             ahead=history.ahead(),
             samples=tuple(json.loads(text) for text in history.samples()),
             deadline=deadline,
+            rehearsal=rehearsal,
         )

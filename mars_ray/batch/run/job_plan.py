@@ -52,18 +52,21 @@ class JobPlan:
 
     @property
     def reported_settings(self) -> dict[str, Any]:
-        """Settings for the report, with names and digests of model and adapter, and the reason for the dtype."""
+        """Settings to show in the report, including the names and digests of model and adapter, and why the dtype was
+        chosen."""
         names = {"model": self.options.model, "adapter": self.options.adapter}
         digests = {f"{name}_digest": self.settings[name] for name in names}
         return self.settings | names | digests | {"dtype_reason": self.engines.model.dtype.reason}
 
     def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
-        """Return the input columns to keep in the output. `prompt` is left out if prompts are taken from it."""
+        """Return the input columns to keep in the output. The column `prompt` is left out if it is the source of the
+        prompts."""
         default = self.options.template is None and self.options.prompt_column is None and "messages" not in kinds
         return {name: kind for name, kind in kinds.items() if not (default and name == "prompt")}
 
     def agree_with(self, output: OutputFolder) -> "JobPlan":
-        """Return the plan with the dtype of the job in `output`, and store the plan's settings in the ledger.
+        """Return the plan with the dtype that the job in `output` began with, and store the plan's settings in the
+        ledger.
 
         Raises `ConfigError` if a setting differs from the stored one.
         """
@@ -112,6 +115,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         "adapter": folder_digest(engines.adapter) if engines.adapter else None,
         "dtype": model.dtype.name,
         "quantize": options.workers.quantize,
+        "rehearse": engines.workers.rehearse,
         "threshold": engines.control.ceiling,
         "row_format": "openai" if openai else "plain",
         **_flat(row_format),
@@ -120,7 +124,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
 
 
 def survey_input(paths: Sequence[AnyPath], limit: int | None) -> Survey:
-    """Read the whole input once, to find damaged files before any work starts and to count rows and columns."""
+    """Read the whole input once before any work starts, to find damaged files and to count rows and columns."""
     survey = Survey()
     with ProgressLine("read the input", total=None) as progress:
         for path in paths:
@@ -137,7 +141,7 @@ def _rows(paths: Sequence[AnyPath]) -> Iterator[bytes]:
 
 
 def _first_row(paths: Sequence[AnyPath]) -> bytes:
-    """Return the first row. Raises `EmptyDataError`."""
+    """Return the first row. Raises `EmptyDataError` if there are no rows."""
     for raw in _rows(paths):
         return raw
     raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")

@@ -18,11 +18,11 @@ class WorkerOptions(EngineTuning):
     count: int | None = None
     """Number of workers. None starts enough workers to use the CPUs of the cluster, or its GPUs if `gpus` is set."""
     cpus: float | None = None
-    """Number of CPUs and threads of each worker. None divides the CPUs equally."""
+    """Number of CPUs and threads of each worker. None divides the CPUs equally among the workers."""
     gpus: float = 0.0
     """Number of GPUs of each worker."""
     dtype: DtypeOrAuto = "auto"
-    """Number format of the weights. A resumed job keeps the format that `auto` chose at first."""
+    """Number format of the weights. A resumed job keeps the format that `auto` chose when the job began."""
 
     @property
     def device(self) -> str:
@@ -46,17 +46,18 @@ class GenerateOptions:
     input: tuple[str, ...]
     """Files, folders and globs, as paths or URLs: JSONL (plain, gz, zst), parquet, or OpenAI batch files."""
     output: AnyPath
-    """Folder on disk or in a store. It must be absent or empty, or hold this job, which is then resumed."""
+    """Output folder, on disk or in a store. The folder must be missing, be empty, or hold this job, which is then
+    resumed."""
     model: str = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: str | None = None
     """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling parameters of rows without their own. OpenAI batch files ignore them."""
+    """Sampling parameters for rows that do not set them. They are ignored for OpenAI batch files."""
     sampling_of_model: bool = False
     """Take temperature, top_p, top_k and repetition penalty from the model's generation_config.json."""
     decode: DecodeParams = field(default_factory=DecodeParams)
-    """Decoding parameters of rows without their own."""
+    """Decoding parameters for rows that do not set them."""
     template: str | None = None
     """Jinja template for the user's message. Its variables are the columns of a row."""
     prompt_column: str | None = None
@@ -74,7 +75,8 @@ class GenerateOptions:
     deadline_s: float | None = None
     """Time limit of the job in seconds. The threshold is lowered just enough to finish in time."""
     max_quality_loss: float | None = None
-    """Maximum loss of accuracy, as calibrated. Without a deadline, the lowest threshold within this loss is used."""
+    """Maximum loss of accuracy, according to the calibration. Without a deadline, the lowest threshold whose loss is
+    within this limit is used."""
     workers: WorkerOptions = field(default_factory=WorkerOptions)
 
     def check(self) -> None:

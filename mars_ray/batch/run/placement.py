@@ -1,6 +1,7 @@
 """Choose the number of workers of a job, and the node and the CPUs of each worker.
 
-In:    the CPUs and GPUs of each node, the worker options, the threads that suit the model, and the number of rows.
+In:    the CPUs and GPUs of each node, the worker options, the best number of threads for the model, and the number
+       of rows.
 Out:   a node and a number of CPUs for each worker.
 Never: reserves a CPU for other tasks, because the tasks that read and pass on rows request no CPU from Ray.
 """
@@ -13,7 +14,7 @@ from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.errors import ClusterError
 
 ROWS_PER_WORKER = 64
-"""Number of rows that justify one more worker: two batches of an engine on a CPU."""
+"""Number of rows per worker that makes another worker worthwhile: two batches of an engine on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ def place_workers(
     """Return a place for each worker.
 
     Without `workers.count`, the nodes get all workers that fit with `threads` CPUs each, up to one worker per
-    `ROWS_PER_WORKER` rows. Without `workers.cpus`, the workers of a node share its CPUs divided by `part`, and a worker
-    takes at most one CPU if `threads` is 1. Raises `ClusterError` if the workers do not fit.
+    `ROWS_PER_WORKER` rows. Without `workers.cpus`, the workers of a node share 1/`part` of the node's CPUs, and each
+    worker gets at most one CPU if `threads` is 1. Raises `ClusterError` if the workers do not fit.
     """
     free = {name: node.cpus if workers.cpus else node.cpus // part for name, node in nodes.items()}
     room = {name: _room(node, free[name], workers, threads) for name, node in nodes.items()}
@@ -59,7 +60,7 @@ def place_workers(
         fitting = [name for name in nodes if counts[name] < room[name]]
         if not fitting:
             raise ClusterError(_too_many(nodes, workers, count))
-        # Add a worker to the node that then has the most CPUs per worker.
+        # Add a worker to the node that would then have the most CPUs per worker.
         counts[max(fitting, key=lambda name: free[name] / (counts[name] + 1))] += 1
     max_cpus = 1.0 if workers.gpus or threads == 1 else math.inf
     shares = {name: workers.cpus or min(max_cpus, _share(free[name], count)) for name, count in counts.items() if count}
@@ -76,7 +77,8 @@ def _room(node: NodeResources, free: float, workers: WorkerOptions, threads: int
 
 
 def _share(cpus: float, count: int) -> float:
-    # A share of one CPU or more is whole, because it is the number of threads. Ray counts smaller ones in hundredths.
+    # A share of one CPU or more is a whole number, because it is also the number of threads. Ray counts smaller shares
+    # in hundredths.
     return float(cpus // count) if cpus >= count else math.floor(100 * cpus / count) / 100
 
 

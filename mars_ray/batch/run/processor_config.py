@@ -15,22 +15,23 @@ from mars_ray.model.dtype import DtypeOrAuto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorConfig(EngineTuning):
-    """Settings of a stage with engines. Stages of a pipeline with equal engine settings share the engines."""
+    """Settings of a stage with engines. Stages of a pipeline with equal engine settings share their engines."""
 
     model: str = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: str | None = None
     """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
     threshold: float = DEFAULT_THRESHOLD
-    """Threshold of rows without their own. 1 verifies every token."""
+    """Threshold for rows that do not set one. At 1, every token is verified."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
-    """Mode of rows without their own."""
+    """Mode for rows that do not set one."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling parameters of rows without their own."""
+    """Sampling parameters for rows that do not set them."""
     concurrency: int = 1
     """Number of engines."""
     cpus: float | None = None
-    """CPUs and threads of each engine. None divides a quarter of the cluster, because the pipeline needs CPUs, too."""
+    """Number of CPUs and threads of each engine. None divides a quarter of the cluster's CPUs among the engines,
+    because the pipeline needs CPUs too."""
     gpus: float = 0.0
     """Number of GPUs of each engine."""
     dtype: DtypeOrAuto = "auto"
@@ -45,7 +46,8 @@ class ProcessorConfig(EngineTuning):
     rows: int | None = None
     """Number of rows that the pipeline will send to the stage."""
     max_quality_loss: float | None = None
-    """Maximum loss of accuracy, as calibrated. Without a deadline, the lowest threshold within this loss is used."""
+    """Maximum loss of accuracy, according to the calibration. Without a deadline, the lowest threshold whose loss is
+    within this limit is used."""
 
     @property
     def workers(self) -> WorkerOptions:
@@ -70,7 +72,7 @@ def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings
         max_quality_loss=config.max_quality_loss,
     )
     if config.deadline_s is None:
-        # Every request carries its threshold, so stages with different thresholds can share engines.
+        # Every request carries its own threshold, so stages with different thresholds can share engines.
         control = engines.control.model_copy(update={"ceiling": DEFAULT_THRESHOLD})
         engines = replace(engines, control=control)
     return engines, PlainFormatSettings(sampling=config.sampling, decode=decode)

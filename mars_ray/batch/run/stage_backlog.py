@@ -7,7 +7,8 @@ FIRST_TOKENS = 64
 
 
 def estimate_tokens_left(*, left: int, done: int, tokens: int) -> float:
-    """Estimate the tokens of the `left` rows from the mean of the `done` rows, which have `tokens` tokens in total."""
+    """Estimate the tokens of the `left` unfinished rows from the mean of the `done` rows, which have `tokens` in
+    total."""
     return left * (tokens / done if done else FIRST_TOKENS)
 
 

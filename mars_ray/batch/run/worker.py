@@ -1,6 +1,6 @@
 """Answer rows with one engine, and restart the engine when it dies.
 
-In:    tables of rows, several at a time, so that the engine never runs empty between them.
+In:    tables of rows, several at a time, so that the engine never runs empty between tables.
 Out:   a result for each row.
 Never: fails because of a row, or gives up on a row because another row killed the engine.
 """
@@ -36,17 +36,17 @@ from mars_ray.errors import (
 log = logging.getLogger(__name__)
 
 LOOK_AHEAD = 16
-"""Number of rows that wait in the engine, so that a free slot is taken at once."""
+"""Maximum number of rows that wait in the engine, so that a slot is taken as soon as it is free."""
 PARSE_SECONDS = 10.0
 """Time limit for parsing a row and rendering its prompt. A conversation of a thousand messages takes milliseconds."""
 DEATHS = 3
-"""Number of engines that may die one after another, at the start or with the same row.
+"""Maximum number of engines that may die one after another, either while starting or on the same row.
 
-The first engine runs the row together with other rows, the next ones run the row alone."""
+The first engine runs the row together with other rows; the later engines run the row alone."""
 
 
 class Worker:
-    """Answers rows with an engine that `start_engine` starts. No row begins while `feeding` is cleared.
+    """Answers rows with an engine, started by `start_engine`. No new row begins while the event `feeding` is cleared.
 
     Call `start` first. Not thread-safe.
     """
@@ -150,7 +150,7 @@ class Worker:
         )
 
     async def _decode(self, row: ParsedRow) -> list[Chunk]:
-        """Return the sequences of a row, each as one chunk."""
+        """Decode a row and return its sequences, each as one chunk."""
         for deaths in range(DEATHS):
             async with self._isolation.turn(alone=deaths > 0):
                 await self._feeding.wait()

@@ -1,9 +1,9 @@
 """The controller: it takes the reports of all replicas and answers each with a directive.
 
-In:    reports, overrides of an operator, the backlog of a batch job, a clock.
+In:    reports, overrides by an operator, the backlog of a batch job, a clock.
 Out:   the directive that answers each report; the status of the cluster for operators.
-Never: needs state from before a restart, except overrides: within two heartbeats, the reports and the driver of a batch
-       job restore the rest.
+Never: needs state from before a restart, except overrides. Reports and the driver of a batch job restore everything
+       else within two heartbeats.
 """
 
 import logging
@@ -27,6 +27,7 @@ from mars_ray.control.policies.policy import Decision, Policy
 from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.steady_clock import SteadyClock
+from mars_ray.engine.stats.state import describe_rehearsals
 from mars_ray.errors import ReportError
 
 
@@ -46,7 +47,7 @@ class BatchJob:
         self.paused = paused
 
     def state(self, replicas: ReplicaRegistry, now_s: float) -> BatchJobState | None:
-        """Return the current state of the job; None without a job or without workers."""
+        """Return the current state of the job; None if there is no job or no worker."""
         if self._backlog is None or not len(replicas):
             return None
         left_s = self._backlog.seconds
@@ -64,14 +65,14 @@ DECIDE_EVERY_S = 1.0
 WELL_USED = 0.8
 """Share of a replica's time that demand should take at full quality; it sets the number of desired replicas."""
 HOT = 1.0
-"""Share of its time that a replica's demand may take at the cluster's thresholds before it gets lower ones."""
+"""Share of a replica's time that its demand may take at the cluster's thresholds before the replica gets lower ones."""
 COOL = "the replica keeps up at the thresholds of the cluster"
 
 
 class Controller:
-    """Decides on thresholds once a second, when a report arrives. Not thread-safe.
+    """Decides on thresholds when a report arrives, but at most once a second. Not thread-safe.
 
-    `clock` returns seconds and may jump. `unix_clock` is used only for overrides and the history of the live view.
+    `clock` returns seconds and may jump. `unix_clock` is used only for overrides and for the history of the live view.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Controller:
     def handle_report(self, report: ReplicaReport) -> Directive:
         """Take a report and return the directive in force.
 
-        Raises `ReportError` if the report has other classes than the plan.
+        Raises `ReportError` if the classes in the report differ from those in the plan.
         """
         names = {class_state.name for class_state in report.state.classes}
         if names != set(self._decisions):
@@ -119,24 +120,28 @@ class Controller:
         return self._directive(report)
 
     def update_backlog(self, backlog: Backlog, *, paused: bool) -> None:
-        """Set the remaining work of a batch job and whether its workers pause. Both hold until the next call."""
+        """Set the remaining work of a batch job and whether its workers pause. Both values hold until the next call."""
         self._job.update(backlog, self._now_s(), paused=paused)
 
     def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override the policy for one class or for all (None), for some seconds or until cleared (None).
+        """Override the policy for one class, or for all classes if `name` is None.
 
-        Raises `ConfigError`, and changes nothing, for an unknown class or a value out of range.
+        The override lasts for `seconds`, or until it is cleared if `seconds` is None. Raises `ConfigError` for an
+        unknown class or a value out of range, in which case nothing changes.
         """
         self._overrides.set(threshold, name, seconds)
         self._decided_s = None
 
     def clear_threshold(self, name: str | None) -> None:
-        """Let the policy decide again on one class or on all (None). Raises `ConfigError` for an unknown class."""
+        """Let the policy decide again on one class, or on all classes if `name` is None.
+
+        Raises `ConfigError` for an unknown class.
+        """
         self._overrides.clear(name)
         self._decided_s = None
 
     def live(self, controller: str, after: int) -> LiveReport:
-        """Return the report for a live view that has the frames up to number `after` from the life `controller`."""
+        """Return the report for a live view that already holds the frames up to `after` of the life `controller`."""
         status = replace(self.status(), replicas=())
         return LiveReport(
             controller=self._life,
@@ -147,7 +152,7 @@ class Controller:
         )
 
     def job(self) -> RunningJob | None:
-        """Return the state of the batch job; None without a job."""
+        """Return the state of the batch job; None if there is no job."""
         job_state = self._job.state(self._replicas, self._now_s())
         if job_state is None:
             return None
@@ -159,20 +164,23 @@ class Controller:
             workers=len(engine_states),
             late_s=max(decision.late_s for decision in self._decisions.values()),
             paused=self._job.paused,
+            rehearsal=describe_rehearsals(engine_states),
         )
 
     def thresholds(self) -> dict[str, float]:
-        """Return the cluster's threshold of each class. Replicas with more work than others may have lower ones."""
+        """Return the cluster's threshold of each class. Replicas with more work may have lower thresholds."""
         return {name: decision.threshold for name, decision in self._decisions.items()}
 
     def status(self) -> ClusterStatus:
         """Return the state of the cluster and the decisions, for operators."""
         requests_s = self._replicas.requests_s()
+        replicas = self._replicas.status(self._now_s())
         return ClusterStatus(
             policy=self._plan.settings.policy,
             epoch=self._epoch,
             desired_replicas=self._desired_replicas,
-            replicas=self._replicas.status(self._now_s()),
+            replicas=replicas,
+            rehearsal=describe_rehearsals(replica.state for replica in replicas),
             classes=tuple(
                 ClassStatus(
                     name=name,
@@ -250,7 +258,7 @@ class Controller:
 
 
 def _desired_replicas(load: ClusterLoad, plan: ControlPlan) -> int:
-    """Return the number of replicas that the demand needs at full quality, so that low thresholds hide no need."""
+    """Return the number of replicas that the demand needs at full quality; lower thresholds would hide a shortage."""
     if load.speed is None:
         return 0
     return ceil(sum(load.arriving_share(demand.name, plan.ceiling) for demand in load.classes) / WELL_USED)

@@ -2,7 +2,7 @@
 
 In:    a class, a threshold, a duration.
 Out:   the override in force for a class.
-Never: lasts beyond its end, or is outside the bounds of its class.
+Never: lets an override last beyond its end or lie outside the bounds of its class.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ _BY_CLASS = TypeAdapter(dict[str, Override])
 
 
 def to_json(overrides: dict[str, Override]) -> bytes:
-    """Return overrides by class as JSON, for `from_json`."""
+    """Return overrides, keyed by class, as JSON that `from_json` can read."""
     return _BY_CLASS.dump_json(overrides)
 
 
 def from_json(text: bytes) -> dict[str, Override]:
-    """Return the overrides by class that `to_json` wrote."""
+    """Return the overrides, keyed by class, from JSON that `to_json` wrote."""
     return _BY_CLASS.validate_json(text)
 
 
@@ -41,7 +41,7 @@ class OverrideStore(Protocol):
     """Storage in which overrides survive a restart of the controller."""
 
     def load(self) -> dict[str, Override]:
-        """Return the overrides that were saved last, by class."""
+        """Return the overrides that were saved last, keyed by class."""
 
     def save(self, overrides: dict[str, Override]) -> None:
         """Replace the saved overrides."""
@@ -73,7 +73,7 @@ class Overrides:
         }
 
     def get(self, name: str) -> Override | None:
-        """Return the override of a class, or None. It may have ended since the last call of `in_force`."""
+        """Return the override of a class, or None. The override may have ended since the last call of `in_force`."""
         return self._by_class.get(name)
 
     def in_force(self, name: str) -> Override | None:
@@ -85,9 +85,10 @@ class Overrides:
         return override
 
     def set(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override one class or all (None), for some seconds or until cleared (None).
+        """Override the policy for one class, or for all classes if `name` is None.
 
-        Raises `ConfigError`, and changes nothing, for an unknown class or a value out of range.
+        The override lasts for `seconds`, or until it is cleared if `seconds` is None. Raises `ConfigError` for an
+        unknown class or a value out of range, in which case nothing changes.
         """
         class_names = self._named(name)
         ceiling = self._plan.ceiling
@@ -101,7 +102,10 @@ class Overrides:
         self._replace(self._by_class | dict.fromkeys(class_names, override))
 
     def clear(self, name: str | None) -> None:
-        """Drop the override of one class or of all (None). Raises `ConfigError` for an unknown class."""
+        """Drop the override of one class, or of all classes if `name` is None.
+
+        Raises `ConfigError` for an unknown class.
+        """
         cleared = self._named(name)
         kept = {key: override for key, override in self._by_class.items() if key not in cleared}
         self._replace(kept)

@@ -1,7 +1,7 @@
-"""The controller as one named, detached Ray actor, and its clients (shell around `Controller`).
+"""Ray shell: one named, detached Ray actor that runs a `Controller`, and its clients.
 
-It is an actor of its own instead of a Serve deployment: after a crash it is back in two seconds instead of ten, and
-handles stay valid. Its name contains a digest of its plan, so replicas with other settings use another controller. Two
+The actor is not part of a Serve deployment: after a crash it is back in two seconds instead of ten, and handles to it
+stay valid. Its name contains a digest of its plan, so replicas with different settings use different controllers. Two
 versions of an application that run at the same time during an update therefore do not share a controller.
 """
 
@@ -35,7 +35,7 @@ _KIND = "controller:"
 
 
 class ControllerActor:
-    """The controller's actor. It returns errors as values, because Ray wraps exceptions in its own."""
+    """The actor that runs the controller. It returns errors as values, because Ray wraps exceptions in its own."""
 
     def __init__(self, app: str, plan: ControlPlan) -> None:
         self._controller = Controller(plan, store=_ClusterStore(app, plan.model))
@@ -91,7 +91,7 @@ class ControllerActor:
 
 
 class RayController:
-    """The controller of an application, started when it is first needed. Use it within one event loop."""
+    """Client of an application's controller, which is started when first needed. Use it within one event loop."""
 
     def __init__(self, app: str, plan: ControlPlan) -> None:
         self._app = app
@@ -101,7 +101,7 @@ class RayController:
     async def handle_report(self, report: ReplicaReport) -> Directive:
         """Return the directive that answers a report.
 
-        Raises `ReportError`, and `UnavailableError` if no controller answers, as all methods of this class do.
+        Raises `ReportError`. Like all methods of this class, also raises `UnavailableError` if no controller answers.
         """
         directive: Directive = await self._ask("handle_report", report)
         return directive
@@ -112,16 +112,16 @@ class RayController:
         return status
 
     async def live(self, controller: str, after: int) -> LiveReport:
-        """Return the report for a live view that has the frames up to number `after` from the life `controller`."""
+        """Return the report for a live view that already holds the frames up to `after` of the life `controller`."""
         report: LiveReport = await self._ask("live", controller, after)
         return report
 
     async def jobs(self) -> list[RunningJob]:
-        """Return the batch jobs on the cluster, without jobs whose controller does not answer."""
+        """Return the batch jobs on the cluster, except those whose controller does not answer."""
         return await running_jobs()
 
     async def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
-        """Set the remaining work of a batch job and whether its workers stop taking rows; return the status."""
+        """Set a batch job's remaining work and whether its workers stop taking rows; return the cluster's status."""
         status: ClusterStatus = await self._ask("update_backlog", backlog, paused)
         return status
 
@@ -169,14 +169,14 @@ def remove_controllers(app: str) -> None:
 
 
 async def online_statuses() -> list[ClusterStatus]:
-    """Return the status of every controller on the cluster that serves callers and answers."""
+    """Return the status of every controller on the cluster that answers and whose replicas serve callers."""
     names = await asyncio.to_thread(_named, _KIND)
     answers = await _ask_all([name for name in names if not name.startswith(f"{_KIND}{BATCH}")], "status")
     return [answer for answer in answers.values() if isinstance(answer, ClusterStatus)]
 
 
 async def running_jobs() -> list[RunningJob]:
-    """Return the batch jobs on the cluster, sorted by name, without jobs whose controller does not answer."""
+    """Return the batch jobs on the cluster, sorted by name, except those whose controller does not answer."""
     answers = await _ask_all(await asyncio.to_thread(_named, f"{_KIND}{BATCH}"), "job")
     return [
         replace(answer, name=name.removeprefix(_KIND).partition(":")[0])
@@ -186,7 +186,7 @@ async def running_jobs() -> list[RunningJob]:
 
 
 async def _ask_all(names: Sequence[str], method: str) -> dict[str, object]:
-    """Return the answer of each controller, or its exception, by name."""
+    """Return the answer or the exception of each controller, keyed by the controller's name."""
 
     async def ask(name: str) -> object:
         handle = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
@@ -197,7 +197,7 @@ async def _ask_all(names: Sequence[str], method: str) -> dict[str, object]:
 
 
 def _named(prefix: str) -> list[str]:
-    """Return the names of the controllers that begin with `prefix`."""
+    """Return the names of all controllers whose name begins with `prefix`."""
     actors = list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)]
 

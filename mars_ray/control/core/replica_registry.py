@@ -47,7 +47,7 @@ class ReplicaRegistry:
         return _load(list(self._meters.values()))
 
     def loads(self) -> Iterator[tuple[str, ClusterLoad]]:
-        """Yield each replica with the load on it alone."""
+        """Yield the name of each replica, together with the load on that replica alone."""
         return ((replica, _load([meter])) for replica, meter in self._meters.items())
 
     def profiles(self) -> list[tuple[ProfilePoint, ...]]:
@@ -55,7 +55,7 @@ class ReplicaRegistry:
         return [meter.last.state.profile for meter in self._meters.values()]
 
     def thresholds(self, replica: str | None = None, name: str | None = None) -> list[float]:
-        """Return the thresholds in force, of all replicas and classes or of the named ones only."""
+        """Return the thresholds in force for one replica and one class; None stands for all replicas or all classes."""
         return [
             class_state.threshold
             for meter in self._meters.values()
@@ -70,7 +70,7 @@ class ReplicaRegistry:
         return sum(known_rates) if len(known_rates) == len(rates) else None
 
     def requests_s(self) -> dict[str, float]:
-        """Return the requests that arrive per second, by class."""
+        """Return the number of requests that arrive per second, by class."""
         demands = sum_by_class([demand for meter in self._meters.values() for demand in meter.demand()])
         return {demand.name: demand.requests_s for demand in demands}
 

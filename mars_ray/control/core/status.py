@@ -12,9 +12,9 @@ class ReplicaStatus:
 
     replica: str
     age_s: float
-    """Seconds since its last report."""
+    """Seconds since the replica's last report."""
     state: EngineState
-    """State of its engine at that report."""
+    """State of the replica's engine when that report was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,16 @@ class ClassStatus:
     floor_asked: float
     """The floor that the operator set; the floor in force may be higher."""
     floor_reason: str
-    """Reason for a higher floor in force; otherwise empty."""
+    """Reason why the floor in force is higher than the operator's; empty if it is not."""
     ceiling: float
     reason: str
     """Reason for the threshold."""
     requests_s: float
     changes: int
-    """Number of changes of the threshold since the controller started."""
+    """Number of times the threshold has changed since the controller started."""
     override: Override | None
     late_s: float
-    """Seconds after its deadline at which a batch job ends even at the floor; 0 if it can end in time."""
+    """Seconds by which a batch job will miss its deadline even at the floor; 0 if it can end in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +49,5 @@ class ClusterStatus:
     desired_replicas: int
     replicas: tuple[ReplicaStatus, ...]
     classes: tuple[ClassStatus, ...]
+    rehearsal: str = ""
+    """Machines whose step times the replicas take, and the steps that were slower here; empty without a rehearsal."""

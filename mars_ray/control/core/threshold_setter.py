@@ -2,7 +2,7 @@
 
 In:    decisions of a policy; bounds; overrides.
 Out:   the decision in force, for the whole cluster or for one replica.
-Never: jumps when a controller starts, because smoothing begins at the thresholds already in force.
+Never: lets thresholds jump when a controller starts, because smoothing begins at the thresholds already in force.
 """
 
 from collections import deque
@@ -18,18 +18,19 @@ from mars_ray.control.policies.policy import Decision
 class Smoother:
     """Smooths one threshold, which falls to the higher of the last two decisions and rises to the lowest allowed value.
 
-    A value is allowed if it was the higher of two successive decisions in the last `recover_s` seconds. This needs no
-    dead band other than the steps of the grid, and it cannot wind up.
+    A value is allowed if it was the higher of two successive decisions in the last `recover_s` seconds. This rule needs
+    no dead band other than the steps of the grid, and it has no integral that could wind up.
     """
 
     def __init__(self, in_force: float, now_s: float, recover_s: float) -> None:
         self._recover_s = recover_s
         self._last_aim = in_force
         self._allowed: deque[tuple[float, float]] = deque([(now_s, in_force)])
-        """Times and allowed values, rising. A value is dropped once a lower one follows, because it has no effect."""
+        """Pairs of a time and an allowed value, both rising. A value is dropped once a lower one follows, because it
+        then has no effect."""
 
     def follow(self, decision: float, now_s: float) -> float:
-        """Return the threshold for `decision`."""
+        """Take the policy's next decision, and return the smoothed threshold."""
         allowed = max(decision, self._last_aim)
         self._last_aim = decision
         while self._allowed and self._allowed[-1][1] >= allowed:
@@ -53,7 +54,7 @@ class ThresholdSetter:
     def apply(
         self, replica: str | None, decisions: Mapping[str, Decision], bounds: Mapping[str, Bounds], now_s: float
     ) -> dict[str, Decision]:
-        """Return the decisions in force, for one replica or for the whole cluster (None)."""
+        """Return the decisions in force for one replica, or for the whole cluster if `replica` is None."""
         return {name: self._apply(replica, name, decisions[name], bounds[name], now_s) for name in bounds}
 
     def has(self, replica: str) -> bool:
@@ -71,7 +72,7 @@ class ThresholdSetter:
             start = min(self._replicas.thresholds(replica, name), default=bounds.ceiling)
             smoother = self._smoothers[replica, name] = Smoother(start, now_s, self._recover_s)
         override = self._overrides.in_force(name)
-        # Follow the policy during an override too, because its threshold holds once the override ends.
+        # Follow the policy during an override too, because the policy's threshold takes effect when the override ends.
         threshold = smoother.follow(decision.threshold, now_s)
         if override:
             return replace(decision, threshold=override.threshold, reason="set by an operator")

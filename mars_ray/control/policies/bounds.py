@@ -1,8 +1,8 @@
-"""Bounds of thresholds, from the operator's floor, the calibration and the live audit.
+"""Bounds for thresholds, derived from the operator's floor, the calibration and the live audit.
 
-In:    the plan, the profiles of the replicas.
-Out:   floor and ceiling of each class, and the reason for a floor above the operator's.
-Never: raises a floor because of a few audited tokens.
+In:    the plan, and the profiles of the replicas.
+Out:   the floor and the ceiling of each class, and the reason if the floor is above the operator's.
+Never: raises a floor because of only a few audited tokens.
 """
 
 import math
@@ -17,13 +17,13 @@ from mars_ray.engine.stats.profile import GRID, ProfilePoint
 SURE_TOKENS = 200.0
 """Minimum number of audited tokens for an audit to count."""
 SIGMAS = 3.0
-"""Standard deviations by which an audit must be below the limit. Two would raise false alarms, because there are
-thousands of decisions a day."""
+"""Number of standard deviations by which an audit must be below the limit to raise a floor. Two would raise false
+alarms, because there are thousands of decisions a day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The range of the threshold of one class, and the worthwhile values in it."""
+    """The range of one class's threshold, and the worthwhile values in that range."""
 
     floor: float
     ceiling: float
@@ -32,7 +32,7 @@ class Bounds:
     floor_reason: str = ""
     """Reason for a floor above the one that the operator set; otherwise empty."""
     levels: tuple[float, ...] = ()
-    """The choices worth their cost; empty means all of them."""
+    """The choices that are worth their cost; if empty, all choices are used."""
 
     @property
     def choices(self) -> tuple[float, ...]:
@@ -43,7 +43,7 @@ class Bounds:
         return (self.ceiling, *between, *([self.floor] if self.floor < self.ceiling else []))
 
     def at(self, part: float) -> float:
-        """Return the choice that lies `part` of the way from ceiling to floor, with `part` clipped to 0 to 1."""
+        """Return the choice that lies `part` of the way from ceiling to floor; `part` is clipped to between 0 and 1."""
         choices = self.choices
         return choices[round(min(max(part, 0.0), 1.0) * (len(choices) - 1))]
 
@@ -79,7 +79,7 @@ def describe_bounds(name: str, bounds: Bounds) -> str:
 
 
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
-    """Return the lowest threshold that keeps the required quality, as do all above it, and the reason for it."""
+    """Return the lowest threshold such that it and all higher ones keep the required quality, and the reason for it."""
     min_agreement = plan.settings.min_agreement
     calibrated = dict(plan.agreement)
     accuracy = dict(plan.accuracy)

@@ -1,4 +1,4 @@
-"""The policy `capacity`: the highest thresholds at which the replicas keep up, by their measured speed."""
+"""The policy `capacity`: the highest thresholds at which the replicas keep up, judged by their measured speed."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -16,8 +16,9 @@ def decide_by_capacity(
 ) -> tuple[dict[str, Decision], SloState]:
     """Take the highest thresholds at which replicas of the measured speed meet the demand and the promised latency.
 
-    Thresholds that cost more accuracy than they are worth in requests finished in time are left out, however high the
-    load is. The policy `slo` covers what this prediction misses: if its threshold is lower, that one is used.
+    Thresholds whose loss of accuracy outweighs their gain in requests finished in time are excluded, however high the
+    load is. The policy `slo` covers what this prediction misses: if `slo` decides on a lower threshold, that one is
+    used.
     """
     bounds = worthwhile_bounds(plan, load, bounds)
     by_latency, state = follow_latency(plan, load, bounds, state, dt_s)
@@ -43,9 +44,10 @@ def _fit_priority(
     shares: Mapping[str, float],
     above: Mapping[str, Decision],
 ) -> dict[str, Decision]:
-    """Return the highest thresholds at which the classes of one priority fit next to those of higher priority.
+    """Return the highest thresholds at which the classes of one priority fit beside those of higher priority.
 
-    All thresholds fall together; a class that demands little relative to its share stops first.
+    All these thresholds fall together, but that of a class with little demand relative to its share stops falling
+    first.
     """
     tpot_s = aimed_tpot_s(plan)
     fitted = dict[str, Decision]()
@@ -58,9 +60,11 @@ def _fit_priority(
         total = used + sum(needed.values())
         for name in [name for name in bounds if name not in fitted]:
             room = load.replicas * _room(plan, load, name, bounds[name], trial[name])
-            # The load if every class, relative to its share, used the replicas as this one does.
+            # What the load would be if every class used the replicas as heavily as this one does, relative to its
+            # share.
             alike = used + needed[name] * sum(shares.values()) / shares[name]
-            # A class below its share stops early; classes with equal loads per share fall together.
+            # The threshold of a class below its share stops falling early; classes with equal loads per share fall
+            # together.
             modest = alike <= room and alike < total * (1 - 1e-9)
             if total <= room or modest or level == levels[-1]:
                 judged = min(total, alike) / load.replicas

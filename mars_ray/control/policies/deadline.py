@@ -1,4 +1,4 @@
-"""The policy `deadline`: the highest threshold at which a batch job ends in time."""
+"""The policy `deadline`: the highest threshold at which a batch job is expected to end in time."""
 
 import math
 from collections.abc import Mapping
@@ -13,20 +13,20 @@ from mars_ray.control.policies.policy import Decision, Policy
 from mars_ray.control.replica_speed import ReplicaSpeed
 
 LEVEL = 0.005
-"""Step from one threshold to the next."""
+"""Distance between neighbouring thresholds from which the policy chooses."""
 BAND = 0.02
-"""Share of the required speed that must be available in addition before a threshold rises."""
+"""Spare speed, as a share of the required speed, that must be available before a threshold rises."""
 HALF_LIFE = 0.1
 HALF_LIFE_S = 10.0
-"""Half-life of measurements: `HALF_LIFE` of the time left, but at least `HALF_LIFE_S` seconds."""
+"""Half-life of measurements: the share `HALF_LIFE` of the time left, but at least `HALF_LIFE_S` seconds."""
 GUESS = 0.01
-"""Weight of the prediction, as if it had been measured for this share of the time left."""
+"""Weight of the prediction: it counts like a measurement that lasted this share of the time left."""
 SURE = 0.03
 LATE = 0.05
-"""A late end is reported once speed has been measured for `SURE` of the time left, if the delay exceeds `LATE` of the
-total time."""
+"""A late end is reported once speed has been measured for the share `SURE` of the time left, and only if the delay
+exceeds the share `LATE` of the total time."""
 LEAST = 0.001
-"""Minimum speed assumed, as a share of the predicted speed, because workers at a standstill will resume."""
+"""Minimum speed assumed, as a share of the predicted speed, because stalled workers are expected to resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +36,21 @@ class DeadlineState:
     measured_s: float | None = None
     """Seconds for which speed was measured; None before the first decision."""
     predicted_s: float = 0.0
-    """Seconds that the tokens generated in this time were predicted to take."""
+    """Seconds that the tokens generated during `measured_s` were predicted to take."""
     total_s: float = 0.0
-    """Longest time that was ever left until the deadline, in seconds."""
+    """Longest time in seconds that was ever left until the deadline."""
     late_s: float = 0.0
-    """Seconds after the deadline at which the job is expected to end; 0 if it can end in time."""
+    """Seconds by which the job is expected to miss its deadline even at the lowest threshold; 0 if it can end in
+    time."""
 
 
 def decide_by_deadline(
     plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: DeadlineState, dt_s: float
 ) -> tuple[dict[str, Decision], DeadlineState]:
-    """Take the highest threshold at which a batch job ends in time, by the speed measured so far.
+    """Take the highest threshold at which a batch job ends in time, judging by the speed measured so far.
 
-    First estimates may be wrong: the predicted speed is corrected by the measured one, and the remaining work grows if
-    rows turn out longer than expected.
+    First estimates may be wrong: the predicted speed is corrected by the measured one, and the estimate of the
+    remaining work grows if rows turn out longer than expected.
     """
     job = load.job
     speed = load.speed

@@ -32,9 +32,10 @@ LOAD = Policy(decide_by_load, initial=None)
 
 GAIN = 0.3
 GAIN_PER_S = 0.05
-"""Proportional and integral gain: share of the way from ceiling to floor per 100 % of latency above the promise."""
+"""Proportional gain and integral gain: the share of the way from ceiling to floor by which thresholds fall if latency
+is 100 % above the promise."""
 RELIEF = 4
-"""Factor by which the integral falls faster than it rises. The smoother keeps thresholds down for long enough."""
+"""How many times faster the integral falls than it rises. The smoother still keeps thresholds down for long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class SloState:
 def decide_by_slo(
     plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
 ) -> tuple[dict[str, Decision], SloState]:
-    """Lower thresholds until the measured latency is the promised one."""
+    """Lower thresholds until the measured latency meets the promise."""
     return follow_latency(plan, load, worthwhile_bounds(plan, load, bounds), state, dt_s)
 
 

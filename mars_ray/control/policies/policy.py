@@ -1,10 +1,10 @@
 """The interface of a control policy: a pure function from load and state to a threshold for each class.
 
-In:    load, bounds of each class, the settings, and the state that the policy returned last.
+In:    the load, the bounds of each class, the settings, and the state that the policy returned last.
 Out:   a decision and its reason for each class; the next state.
 Never: reads a clock, smooths thresholds (see `Smoother`), or decides outside the bounds.
 
-Lower thresholds save compute at the cost of quality, so thresholds fall when load rises. Policies of speculative
+Lower thresholds save compute at the cost of quality, so thresholds fall when load rises. Policies for speculative
 decoding do the opposite: they draft less under load, because drafts cost compute. Here the block determines the number
 of drafts, and the engine chooses it.
 """
@@ -27,7 +27,7 @@ class Decision:
     threshold: float
     reason: str
     late_s: float = 0.0
-    """Seconds after its deadline at which a batch job ends even at the lowest thresholds; 0 if it can end in time."""
+    """Seconds by which a batch job will miss its deadline even at the lowest thresholds; 0 if it can end in time."""
 
 
 Decide = Callable[[ControlPlan, ClusterLoad, Mapping[str, Bounds], State, float], tuple[dict[str, Decision], State]]
@@ -45,7 +45,7 @@ class Policy(Generic[State]):
 
 
 def fair_loads(plan: ControlPlan, requests: Mapping[str, float]) -> dict[str, float]:
-    """Return, for each class, the load if every class of its priority used as much of the cluster for its share.
+    """Return, for each class, the load if all classes of its priority used as much as it does relative to their shares.
 
     The result is at most the real load. Classes of lower priority do not count.
     """

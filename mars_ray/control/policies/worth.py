@@ -19,10 +19,10 @@ SPREAD = 0.15
 """Standard deviation of the logarithm of the load from second to second."""
 LEAST_ODDS = 0.002
 EVEN = 0.5
-"""Probabilities of short capacity: `LEAST_ODDS` justifies the cheapest steps, `EVEN` the dearest and those of unknown
-cost."""
+"""Probability of a capacity shortage above which a step to a lower threshold is taken: `LEAST_ODDS` for the cheapest
+steps, `EVEN` for the most expensive ones and those of unknown cost."""
 LEAST_GAIN = 0.002
-"""Relative gain in capacity up to which a lower threshold is not used."""
+"""Minimum relative gain in capacity for a lower threshold to be used."""
 MARGIN = 0.8
 """Share of the promised latency to aim for, so that the slowest requests keep the promise too."""
 
@@ -34,7 +34,7 @@ def aimed_tpot_s(plan: ControlPlan) -> float | None:
 
 
 def worst_latency(plan: ControlPlan, load: ClusterLoad) -> tuple[float, str]:
-    """Return the measured latency as a share of the promised one, and its name; if both are promised, the worse."""
+    """Return the ratio of measured to promised latency, and that latency's name; if two are promised, the worse one."""
     promised = plan.settings.slo
     shares = [
         (measured_s * 1000 / promised_ms, name)
@@ -55,7 +55,7 @@ def worthwhile_bounds(plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str,
 
 
 def worthwhile(plan: ControlPlan, load: ClusterLoad, name: str, choices: Sequence[float]) -> tuple[float, ...]:
-    """Return those of `choices`, highest first, that bring a class more than they cost while capacity is short.
+    """Return those of `choices`, highest first, whose gain for a class exceeds their cost while capacity is short.
 
     Choices below the lowest calibrated threshold are left out.
     """
@@ -72,8 +72,8 @@ def room_above(plan: ControlPlan, load: ClusterLoad, name: str, high: float, low
     """Return the share of a replica's time that a class at threshold `high` may take before `low` pays off.
 
     Load varies, so a share that is below 1 on average is sometimes above 1. A cheap step pays off even if that is rare,
-    a dear step only if it is true half of the time. Steps are taken early only if the measured latency is close to the
-    promised one: capacity is not short while latency is far below the promise.
+    an expensive one only if it happens half of the time. Steps are taken early only if the measured latency is close to
+    the promised one, because capacity is not short while latency is far below the promise.
     """
     near = min(worst_latency(plan, load)[0] / MARGIN, 1.0)
     calibrated = bool(plan.accuracy or plan.agreement)
@@ -84,9 +84,10 @@ def room_above(plan: ControlPlan, load: ClusterLoad, name: str, high: float, low
 def _price(plan: ControlPlan, load: ClusterLoad, name: str, high: float, low: float) -> float:
     """Return the share of the time for which capacity must be short at `high` for `low` to pay off.
 
-    A result of 1 or more means that `low` never pays off. Capacity is requests per second within the promised time per
-    token, including the reading of prompts. Each point of calibrated accuracy lost must bring `in_time_per_accuracy`
-    more points of requests finished in time. If no answers could be verified, agreement stands in for accuracy.
+    A result of 1 or more means that `low` never pays off. Capacity means the requests per second that can be served
+    within the promised time per token, including the reading of prompts. Each point of calibrated accuracy lost must
+    bring `in_time_per_accuracy` more points of requests finished in time. If no answers could be verified, agreement
+    stands in for accuracy.
     """
     tpot_s = aimed_tpot_s(plan)
     gain = load.request_seconds(name, high, tpot_s) / load.request_seconds(name, low, tpot_s) - 1

@@ -30,7 +30,7 @@ async def run_heartbeats(engine: AsyncEngine, lease: Lease, send: Send, every_s:
 
 
 async def send_heartbeat(engine: AsyncEngine, lease: Lease, send: Send, within_s: float) -> None:
-    """Report once, wait up to `within_s` seconds for the answer, and set the thresholds then in force in the engine.
+    """Report once, wait up to `within_s` seconds for the answer, and set the engine to the thresholds then in force.
 
     Raises `ReplicaLostError`.
     """

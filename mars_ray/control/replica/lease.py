@@ -1,9 +1,9 @@
-"""The lease of a replica: number reports, follow directives, and decide alone while no directive is in force.
+"""The lease of a replica, which numbers reports, follows directives, and decides alone while none is in force.
 
 In:    states of the engine, directives in any order, a clock.
 Out:   numbered reports; the thresholds in force.
-Never: follows a directive after its lease has ended or after a newer directive, or a directive that is out of bounds,
-       for another replica, or from a controller that has been replaced.
+Never: follows a directive whose lease has ended, or one that is out of bounds, for another replica, older than the last
+       one, or from a controller that has been replaced.
 """
 
 import logging
@@ -36,9 +36,9 @@ class Lease:
         self._directive: Directive | None = None
         self._ends_s = 0.0
         self._replaced = set[str]()
-        """Controllers that have been replaced. A controller that was cut off may not know that it has been."""
+        """Controllers that have been replaced. A controller that was cut off may not know that it has been replaced."""
         self._alone: Controller | None = None
-        """Decides from this replica's own reports while no directive is in force."""
+        """Controller that decides from this replica's own reports while no directive is in force."""
 
     def report(self, state: EngineState) -> ReplicaReport:
         """Return the report for the next heartbeat."""
@@ -50,7 +50,7 @@ class Lease:
         return ReplicaReport(replica=self._replica, number=self._number, seconds=now_s, state=state)
 
     def take(self, directive: Directive) -> bool:
-        """Follow a directive from now on. Return False, without effect, if the directive is invalid."""
+        """Follow a directive from now on and return True. If the directive is invalid, ignore it and return False."""
         made_s = self._made_s.get(directive.answers)
         if directive.replica != self._replica or made_s is None:
             return False

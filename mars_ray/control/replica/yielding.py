@@ -1,7 +1,7 @@
 """Decide when batch work makes way for online classes on the same cluster.
 
-In:    the status of the online controllers, the time.
-Out:   whether batch workers stop taking rows.
+In:    the status of each online controller, and the time.
+Out:   whether batch workers must stop taking rows.
 Never: mistakes a threshold set by an operator for load.
 """
 
@@ -11,7 +11,7 @@ from mars_ray.control.core.status import ClusterStatus
 
 
 class Yielding:
-    """Yields as soon as load affects an online class, and until none has been affected for `recover_s` seconds."""
+    """Makes batch work yield once load affects an online class, until none is affected for `recover_s` seconds."""
 
     def __init__(self, recover_s: float) -> None:
         self._recover_s = recover_s
@@ -27,7 +27,7 @@ class Yielding:
 
 
 def _short(status: ClusterStatus) -> bool:
-    """Return whether load affects callers: lowered thresholds, waiting requests, or missing replicas."""
+    """Return whether load affects callers, as shown by lowered thresholds, waiting requests, or missing replicas."""
     return (
         any(item.threshold < item.ceiling and item.override is None for item in status.classes)
         or any(replica.state.waiting for replica in status.replicas)

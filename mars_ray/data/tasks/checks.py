@@ -1,4 +1,4 @@
-"""The verifiers of most families: equal text, and equal JSON values."""
+"""The verifiers of most task families: one compares texts, the other JSON values."""
 
 import json
 

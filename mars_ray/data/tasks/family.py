@@ -24,9 +24,9 @@ class Family:
 
     name: str
     kind: Literal["easy", "hard"]
-    """Difficulty of predicting the tokens after the next one."""
+    """Whether the tokens after the next one are easy or hard to predict."""
     weight: float
     """Share of the training data, relative to the other families."""
     make: Callable[[random.Random], TaskExample]
     verify: Callable[[str, str], bool]
-    """Returns whether a text is correct, from (answer, text). Never raises, whatever the text is."""
+    """Takes (answer, text), and returns whether the text is correct. It never raises an error, whatever the text is."""

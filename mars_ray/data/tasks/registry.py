@@ -1,4 +1,4 @@
-"""The twelve task families by name: first the families that are easy to predict ahead, then the hard ones."""
+"""The twelve task families, keyed by name: first those that are easy to predict ahead, then the hard ones."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -35,7 +35,7 @@ _ORDERED = (
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _ORDERED})
-"""All families by name, in a fixed order."""
+"""All families, keyed by name, in a fixed order."""
 
 
 def is_right_answer(family: str, answer: str, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Draw training and held-out examples without common prompts; every process draws the same examples."""
+"""Draw training examples and held-out examples that share no prompts; every process draws the same examples."""
 
 import hashlib
 import random
@@ -14,7 +14,7 @@ HELDOUT_ONE_IN = 8
 """One prompt in `HELDOUT_ONE_IN` is held out."""
 
 FRUITLESS_DRAWS_MAX = 20_000
-"""Draws in a row without a new prompt after which a stream ends, because its prompts are used up."""
+"""After this many draws in a row without a new prompt, a stream ends, because its prompts are used up."""
 
 
 def split_of(prompt: str) -> Split:
@@ -24,7 +24,8 @@ def split_of(prompt: str) -> Split:
 
 
 def examples(family: Family, split: Split, seed: int) -> Iterator[TaskExample]:
-    """Yield examples of one split: endlessly for training; each held-out prompt at most once, until they run out."""
+    """Yield examples of one split: training examples endlessly, or held-out examples until their prompts, each used at
+    most once, run out."""
     rng = random.Random(f"{family.name}/{split}/{seed}")
     seen: set[str] = set()
     fruitless_draws = 0

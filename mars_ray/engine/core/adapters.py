@@ -29,14 +29,15 @@ class Adapters:
     def __init__(self, by_name: AdaptersByName, card: Card | None) -> None:
         self._numbers = {name: number for number, name in enumerate(by_name)}
         self.loras = [adapter.lora for adapter in by_name.values()]
-        """Weights of each adapter, by the number that `of` returns."""
+        """Weights of each adapter, indexed by the number that `of` returns."""
         cards: list[Card | AdapterCard | None] = [adapter.card for adapter in by_name.values()] or [card]
         self.block = max((entry.block for entry in cards if entry and entry.block), default=BLOCK_WITHOUT_CARD)
         """Largest number of tokens proposed per forward."""
         default = by_name[None].card if None in by_name else cards[0]
         points = default.calibration if default else ()
         self.calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
-        """Tokens per forward and agreement by threshold, from the card of the default adapter, or of the first one."""
+        """Tokens per forward and agreement at each threshold, from the default adapter's card or else from the first
+        card."""
         self._base_looks_ahead = not by_name or bool(card and card.block)
 
     def of(self, sequence: Sequence) -> int:
@@ -44,7 +45,7 @@ class Adapters:
         return self._numbers.get(sequence.request.decode.adapter, -1)
 
     def looks_ahead(self, sequence: Sequence) -> bool:
-        """Return whether masks of a sequence are useful. A base model that has adapters may not be trained on masks."""
+        """Return whether masks help a sequence. A base model with adapters may not have been trained on masks."""
         return self._base_looks_ahead or self.of(sequence) >= 0
 
     def correct_masks(

@@ -33,6 +33,7 @@ from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.block_choice import BlockChoice
 from mars_ray.engine.stats.engine_stats import EngineStats
 from mars_ray.engine.stats.profile import Profile
+from mars_ray.engine.stats.rehearsal import rehearsal_of
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.engine.stats.step_time import StepTimeFit
 from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestError, StepError
@@ -43,7 +44,7 @@ AUDIT_EVERY = 16
 
 
 class ClassThresholds:
-    """Threshold of each class of service, for requests that set none."""
+    """Threshold of each class of service, for requests that do not set one."""
 
     def __init__(self, by_class: abc.Mapping[str, float]) -> None:
         self.by_class: dict[str, float] = dict(by_class)
@@ -54,7 +55,7 @@ class ClassThresholds:
     def set(self, by_class: abc.Mapping[str, float]) -> None:
         """Set the thresholds of some classes.
 
-        Raises `ConfigError` for an unknown class or a value out of range, and then changes no threshold.
+        Raises `ConfigError` for an unknown class or a value out of range, in which case no threshold changes.
         """
         for name, value in by_class.items():
             if name not in self.by_class:
@@ -65,12 +66,12 @@ class ClassThresholds:
         self.by_class |= by_class
 
     def acceptance(self, sequence: Sequence) -> Acceptance | None:
-        """Return the current acceptance of tokens at masks for a sequence; None if the sequence gets no masks."""
+        """Return the condition for accepting tokens at masks in a sequence now; None if the sequence gets no masks."""
         return sequence.request.decode.acceptance(self.by_class[sequence.service_class])
 
 
 class Engine:
-    """Decodes with the network of `checkpoint`, whose attention it may replace. Not thread-safe.
+    """Decodes with the network of `checkpoint`, and may replace the network's attention. Not thread-safe.
 
     The adapter that a request names applies only to the request's masks; see `core/adapters`.
     `consume` lets the engine free weights after packing a copy of them; the network itself cannot run afterwards.
@@ -85,6 +86,7 @@ class Engine:
         adapters: AdaptersByName | None = None,
         consume: bool = False,
         clock: abc.Callable[[], float] = time.perf_counter,
+        sleep: abc.Callable[[float], None] = time.sleep,
         new_seed: abc.Callable[[], int] | None = None,
     ) -> None:
         network = checkpoint.network
@@ -117,7 +119,8 @@ class Engine:
         self.profile = Profile(self.block, self._adapters.calibration)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time, self.block)
-        self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock)
+        rehearsal = rehearsal_of(options.rehearse, clock, sleep)
+        self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock, rehearsal)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
@@ -126,7 +129,7 @@ class Engine:
         """Sequences that ended in this step and still hold their slots."""
 
     def set_thresholds(self, thresholds: abc.Mapping[str, float]) -> None:
-        """Set the thresholds of some classes between two steps. On `ConfigError` no threshold changes."""
+        """Set the thresholds of some classes between two steps. If it raises `ConfigError`, no threshold changes."""
         self._thresholds.set(thresholds)
 
     @property
@@ -160,6 +163,7 @@ class Engine:
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
+            rehearsal=self._stats.rehearsal_state(),
         )
 
     def add(self, request: Request) -> None:
@@ -203,7 +207,7 @@ class Engine:
         return chunks
 
     def clear_cache(self) -> None:
-        """Drop the cached prefixes of ended sequences. Raises `ConfigError` while sequences run."""
+        """Drop the cached prefixes of ended sequences. Raises `ConfigError` if any sequence is running."""
         if self.running:
             raise ConfigError(f"{self.running} sequences run; clear the cache when no sequence runs.")
         self._slots.clear()
@@ -240,7 +244,7 @@ class Engine:
                 return [self._fail(batch[0].sequence, error)]
             # Running again is safe, because a forward only writes keys and values, which are overwritten.
             return [chunk for scheduled in batch for chunk in self._run([scheduled], audit)]
-        self._stats.kv_tokens = inputs.kv_tokens
+        self._stats.forward_ended(batch, inputs.kv_tokens)
         chunks = []
         for scheduled, span, proposals in zip(batch, picks, proposed, strict=True):
             try:
@@ -310,7 +314,7 @@ class Engine:
     def _start_over(self, error: Exception) -> list[Chunk]:
         """Fail the running sequences and clear the cache, so that waiting sequences can be served next.
 
-        If no sequence runs, fail the waiting sequences, because they would fail again.
+        If no sequence is running, fail the waiting sequences instead, because they would fail again.
         """
         waiting = [sequence for siblings in self._requests.values() for sequence in siblings]
         chunks = [self._fail(sequence, error) for sequence in list(self._scheduler.running) or waiting]

@@ -15,11 +15,12 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import ConfigError, ModelError, PromptTooLongError, RequestError
 
 MEMORY_SHARE = 0.5
-"""Maximum share of free memory for the KV cache, after the model is loaded."""
+"""Maximum share of the memory that is free once the model is loaded, for the KV cache to take."""
 
 MAX_NUM_SEQS_ON_CPU = 32
 MAX_NUM_SEQS_ON_GPU = 256
-"""Default number of sequences decoded together. Beyond it, step time grows in proportion to the number."""
+"""Default number of sequences decoded together. Beyond this number, step time grows in proportion to the number of
+sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class EngineLimits:
     max_model_len: int
     """Maximum number of tokens of a sequence, prompt and output together."""
     vocab_size: int
-    """Size of the vocabulary; token ids are smaller."""
+    """Size of the vocabulary; every token id is smaller."""
     max_num_seqs: int
     """Maximum number of sequences decoded together."""
     max_kv_tokens: int
@@ -73,7 +74,7 @@ class EngineLimits:
 def resolve_limits(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device, options: EngineOptions
 ) -> EngineLimits:
-    """Return the limits of an engine, with derived values for options that are None.
+    """Return the limits of an engine, deriving a value for each option that is None.
 
     Raises `ConfigError` for sizes that are too small for any sequence, and `ModelError` if the number of query heads is
     not a multiple of the number of key heads.

@@ -1,6 +1,7 @@
 """Decode many requests with an engine in the same process.
 
-Requests are read from the caller's iterator as the engine has room, so its queue stays short but never runs empty.
+Requests are read from the caller's iterator whenever the engine has room, so the engine's queue stays short but never
+runs empty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,7 @@ def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineR
 
 
 def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
-    """Yield the answer to each request when the request has ended. With an error, the answer may be partial.
+    """Yield the answer to each request when the request has ended. After an error, the answer may be partial.
 
     Raises the errors of `Engine.add`.
     """
@@ -64,7 +65,8 @@ def run_steps(
 ) -> Iterator[list[Chunk]]:
     """Yield the chunks of each step until all requests have ended, including requests that are already in the engine.
 
-    At most `at_a_time` sequences are in the engine; None keeps its queue filled. Raises the errors of `Engine.add`.
+    At most `at_a_time` sequences are in the engine at once; None keeps the engine's queue filled. Raises the errors of
+    `Engine.add`.
     """
     coming = iter(requests)
     while True:

@@ -1,4 +1,4 @@
-"""Choose the runner of a network: compiled CPU kernels if they support it, otherwise torch."""
+"""Choose the runner for a network: the compiled CPU kernels if they support the network, otherwise torch."""
 
 from collections.abc import Sequence
 

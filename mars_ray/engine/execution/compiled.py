@@ -41,10 +41,12 @@ CACHE = Path(".cache/mars-ray/compiled")
 """Folder of compiled steps in the user's home. Its files are executed, so no other account may write there."""
 
 COMPILE_AFTER_STEPS = 500
-"""Number of steps before compilation starts. It takes minutes of processor time, a loss for short-lived engines."""
+"""Number of steps before compilation starts. Compiling takes minutes of processor time, which a short-lived engine
+would not win back."""
 
 VARIANTS = ((1, 1), (1, 6), (5, 6), (5, 1))
-"""Slots and positions of the example input of each variant, in the order of compilation: the most useful come first."""
+"""Number of slots and of positions in the example input of each variant. The most useful variants are compiled
+first."""
 
 
 class CompiledSteps:
@@ -62,7 +64,7 @@ class CompiledSteps:
         self._thread.start()
 
     def get(self, batch: ForwardBatch) -> Forward | None:
-        """Return the variant for the sizes of `batch`, or None if it is not ready. Counts as one step."""
+        """Return the variant for the sizes of `batch`, or None if it is not ready. Each call counts as one step."""
         self._steps += 1
         if self._steps == COMPILE_AFTER_STEPS:
             self._wanted.set()
@@ -70,7 +72,7 @@ class CompiledSteps:
         return self._ready.get((rows > 1, positions > 1))
 
     def wait(self) -> None:
-        """Compile missing variants now, and wait until all are ready."""
+        """Compile missing variants now, and wait until all variants are ready."""
         self._wanted.set()
         self._thread.join()
 
@@ -173,7 +175,8 @@ def compile_step(run: Forward, inputs: tuple[Any, ...]) -> Any:
 def example(network: PreTrainedModel, rows: int, positions: int) -> tuple[Any, ...]:
     """Return example inputs with their own cache.
 
-    No two dynamic sizes are equal and none is 1, because the compiler would assume that this always holds.
+    All dynamic sizes differ from one another and from 1; otherwise the compiler would assume that they are always
+    equal, or always 1.
     """
     width = 512
     columns = 77
@@ -226,7 +229,7 @@ def _name(rows: int, positions: int) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder within the block, so that no other process compiles the same variant."""
+    """Lock the folder during the `with` block, so that no other process compiles the same variant."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -19,7 +19,7 @@ Forward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 def forward_of(network: PreTrainedModel, mask_id: int) -> Forward:
     """Return a function that runs `network` and returns the most likely tokens, their probabilities, and the logits.
 
-    Tokens and probabilities are [M], logits [M, V] in float32. The mask token has logit -inf.
+    Tokens and probabilities have the shape [M]; logits are float32 [M, V]. The mask token has logit -inf.
     """
     text = network.config.get_text_config()
     groups = text.num_attention_heads // kv_shape(text)[1]

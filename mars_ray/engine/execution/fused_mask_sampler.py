@@ -29,7 +29,7 @@ class _Rows(ctypes.Structure):
 
 
 class FusedMaskSampler:
-    """Corrects masks with the sampler head `head`; the embeddings are those of the network, both [V, H]."""
+    """Corrects masks with the sampler head `head` and the input and output embeddings of the network, each [V, H]."""
 
     def __init__(self, head: SamplerHead, embedding_VH: Tensor, unembedding_VH: Tensor) -> None:
         dtype = embedding_VH.dtype
@@ -38,7 +38,7 @@ class FusedMaskSampler:
         hidden, token, write = (matrix.detach().to(dtype).contiguous() for matrix in matrices)
         bias = head.read_hidden.bias.detach().float().contiguous()
         self._tensors = (hidden, bias, token, write, embedding_VH.contiguous(), unembedding_VH.contiguous())
-        """Owners of the memory that the structure points into."""
+        """Tensors that own the memory that the structure points into."""
         vocabulary, size = embedding_VH.shape
         self._head = _Head(size, len(bias), vocabulary, *(tensor.data_ptr() for tensor in self._tensors))
 

@@ -1,7 +1,7 @@
 """Lay out the batch of a step as the index tensors of one forward.
 
-The positions of all sequences are packed end to end, so padding costs only filler cells in attention. Letters are those
-of `kv/forward_batch`.
+The positions of all sequences are packed end to end, so padding costs nothing but filler cells in attention. Letters
+are those of `kv/forward_batch`.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class _Lists:
 class InputPacker:
     """Packs batches on `device`, with sequences of up to `max_model_len` tokens and the mask token `mask_id`.
 
-    `adapter_of` returns the number of the adapter that decodes the masks of a sequence, or -1 for none.
+    `adapter_of` returns the number of the adapter that decodes the masks of a sequence, or -1 if none does.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class InputPacker:
         rectangle if they would make the first one much wider.
 
         The picks of a sequence begin at its last token. With `audit`, or for a request with log-probabilities, a
-        decoding sequence has picks at all its tokens. A part of a prompt that does not reach its end has none.
+        decoding sequence has picks at all its tokens. A part of a prompt that stops short of the prompt's end has no
+        picks.
         """
         packed = self._lists(batch, audit)
         slots = [scheduled.sequence.slot or 0 for scheduled in batch]
@@ -139,17 +140,17 @@ class InputPacker:
         return packed
 
     def _tensors(self, *lists: list[int]) -> tuple[Tensor, ...]:
-        """Return one tensor per list. All are views of a single tensor, so there is one copy to the device."""
+        """Return one tensor per list. All are views of a single tensor, so that one copy moves them to the device."""
         joined = torch.tensor([number for numbers in lists for number in numbers], device=self._device)
         tensors: tuple[Tensor, ...] = torch.split(joined, [len(numbers) for numbers in lists])
         return tensors
 
 
 def _place_rows(packed: _Lists, computed: int, scheduled: ScheduledSequence) -> None:
-    """Add the positions of a sequence with several rows of masks: after its last token, and after each draft.
+    """Add the positions of a sequence that has a row of masks after its last token and after each draft.
 
     Tokens and drafts come first in the slot, then the rows end to end. A mask attends to the tokens and drafts before
-    its row, and within its row up to itself.
+    its row, and to the masks of its row up to itself.
     """
     length = scheduled.num_tokens + scheduled.num_drafts
     packed.positions += range(computed, computed + length)
@@ -166,7 +167,7 @@ def _place_rows(packed: _Lists, computed: int, scheduled: ScheduledSequence) -> 
 
 
 def _in_first_rectangle(batch: list[ScheduledSequence], rows: int) -> int:
-    """Return the number of sequences in the first rectangle: all if they fill half of it, else those that decode."""
+    """Return the number of sequences in the first rectangle: all if they fill half of it, else the decoding ones."""
     lengths = [scheduled.num_positions for scheduled in batch]
     if 2 * sum(lengths) >= rows * max(lengths):
         return len(batch)

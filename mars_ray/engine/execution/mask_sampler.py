@@ -19,7 +19,7 @@ from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 
 
 def mask_rows(scheduled: ScheduledSequence, picks: slice) -> list[MaskRow]:
-    """Return the nonempty rows of masks of a sequence. `picks` are its picks, which begin at its last token."""
+    """Return the nonempty rows of masks of a sequence. `picks` are the picks of the sequence from its last token on."""
     count = len(scheduled.masks)
     rows = (MaskRow(picks.start + drafts, scheduled.mask_picks(picks, drafts)) for drafts in range(count))
     return [row for row in rows if row.masks]
@@ -31,7 +31,7 @@ def embeddings_of(network: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 
 class MaskSampler:
-    """Corrects masks with the sampler head `head`; the embeddings are those of the network, both [V, H]."""
+    """Corrects masks with the sampler head `head` and the input and output embeddings of the network, each [V, H]."""
 
     def __init__(self, head: SamplerHead, embedding_VH: Tensor, unembedding_VH: Tensor) -> None:
         self._head = head

@@ -11,12 +11,12 @@ from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 @dataclass(frozen=True, slots=True)
 class MaskRow:
-    """A row of masks in a forward, as indices into its picks."""
+    """A row of masks in a forward, as indices into the picks of the forward."""
 
     behind: int
-    """Pick of the token or draft before the row."""
+    """Index of the pick at the token or draft before the row."""
     masks: range
-    """Picks of the masks."""
+    """Indices of the picks at the masks."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class ForwardOutput:
     tokens: list[int]
     """Most likely token at each position."""
     confidences: list[float]
-    """Probability of that token."""
+    """Probability of the most likely token at each position."""
     logits_MV: Tensor
     """Logits in float32."""
     hidden_MH: Tensor | None

@@ -20,7 +20,7 @@ from mars_ray.errors import ModelError
 
 
 class TorchRunner:
-    """Runs the forwards of a network, whose attention it replaces. Raises `ModelError` if it caps attention logits."""
+    """Runs a network, whose attention it replaces. Raises `ModelError` if the network caps attention logits."""
 
     def __init__(
         self,

@@ -1,8 +1,10 @@
 """The child process of `process/grammar_checker`, which measures the cost of grammars.
 
-In:    JSON lines on standard input: the tokenizer, then {"id", "kind", "text"} for each grammar.
-Out:   {"ready": true}, then for each grammar, in any order, {"id", "bytes"}, {"id", "error"} or {"id", "killed"}.
-Never: loads torch or transformers, or spends more processor time or memory on a grammar than the limits below.
+In:    It reads JSON lines from standard input: the tokenizer, then {"id", "kind", "text"} for each grammar.
+Out:   It writes {"ready": true}, then for each grammar, in any order, {"id", "bytes"}, {"id", "error"} or
+       {"id", "killed"}.
+Never: It never loads torch or transformers, and never spends more processor time or memory on a grammar than the limits
+       below.
 
 Each grammar is compiled in its own forked child, which the kernel kills at the limits. So grammars do not wait for one
 another, and the tokenizer is loaded only once. A second child waits for the first and reports the result.
@@ -29,9 +31,9 @@ CPU_SECONDS = 1.0
 MEMORY_BYTES = 64 << 20
 """Maximum memory of a grammar. A thousand optional properties take 9 MB."""
 WALL_SECONDS = 60
-"""Maximum elapsed time of a check, which may be reached on a busy machine."""
+"""Maximum elapsed seconds of a check, which a check may reach on a busy machine."""
 WALK_TOKENS = 48
-"""Number of tokens followed in a check, because some grammars are slow only after the first token mask."""
+"""Number of tokens that a check takes in a grammar, because some grammars are slow only after the first token mask."""
 NICE = 5
 """Initial niceness of a check, equal to the engine's, so that ordinary grammars do not wait for the engine."""
 SLOW_NICE = 15
@@ -93,7 +95,7 @@ def _report(task: dict[str, Any], tokenizer: LLTokenizer) -> None:
 
 
 def _cost(spec: GrammarSpec, tokenizer: LLTokenizer) -> dict[str, int | str]:
-    """Return the memory of a grammar, or the reason for a refusal. The kernel kills this process at the limits."""
+    """Return the memory that a grammar takes, or why it is refused. The kernel kills this process at the limits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the message that the library prints when memory runs out
     address_space, before = _memory()
     resource.setrlimit(resource.RLIMIT_AS, (address_space + MEMORY_BYTES,) * 2)

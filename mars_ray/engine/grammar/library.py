@@ -84,9 +84,9 @@ def mask_of(matcher: LLMatcher, vocabulary: int) -> NDArray[np.bool_]:
 
 @lru_cache(64)
 def check_grammar(spec: GrammarSpec) -> None:
-    """Raise a `GrammarError` for a grammar that is invalid with any tokenizer.
+    """Raise a `GrammarError` for a grammar that is invalid whatever the tokenizer.
 
-    This compiles in the calling process without limits, so use it only for the user's own grammars.
+    The grammar is compiled in the calling process without limits, so use it only for the user's own grammars.
     """
     if reason := LLMatcher.validate_grammar(library_grammar(spec), limits=LIMITS):
         raise unusable(spec, reason)

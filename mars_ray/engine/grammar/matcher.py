@@ -18,7 +18,7 @@ from mars_ray.errors import GrammarError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 KEPT = 16
-"""Maximum number of grammars kept that were compiled without `prepare`."""
+"""Maximum number of grammars to keep among those compiled without `prepare`."""
 
 
 class Grammars:
@@ -84,7 +84,8 @@ class Matcher:
         self.ahead: list[int] = []
         """Tokens taken since the last `settle`."""
         self._plans: list[tuple[list[int], int]] = [([], 0)]
-        """Forced tokens, and the number of them taken: an entry before each token ahead, and one after the last."""
+        """Pairs of forced tokens and how many of them were taken: one pair for the state before each token of `ahead`,
+        and one for the state after the last."""
 
     @property
     def ended(self) -> bool:

@@ -11,7 +11,8 @@ from mars_ray.errors import RequestError
 GrammarKind = Literal["json_schema", "json_object", "regex"]
 
 GRAMMAR_CHARACTERS_MAX = 2**15
-"""Maximum length of a grammar, enough for a thousand properties. `process/grammar_checker` limits its cost."""
+"""Maximum length of a grammar, enough for a thousand properties. `process/grammar_checker` limits the cost of a
+grammar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,8 +92,8 @@ class _Batch(ctypes.Structure):
 class FusedDecoder:
     """Runs a decoder of the Llama family with packed weights.
 
-    One of `adapters`, which must not be attached to the network, embeds and adapts each mask. With `consume`, the
-    weights of each layer of `network` are freed once they are packed, so that memory never holds the model twice.
+    Each mask is embedded and adapted by one of `adapters`, which must not be attached to the network. With `consume`,
+    the weights of each layer of `network` are freed once they are packed, so that memory never holds the model twice.
 
     Raises `KernelError` with the reason if the kernels do not support the model, its sizes or the machine, and
     `AdapterError` for an adapter whose sizes do not match.
@@ -122,7 +122,7 @@ class FusedDecoder:
         self._consume = consume
         self._body: Any = network.model
         self._kept: list[Any] = []
-        """Owners of the memory that the structures point into."""
+        """Objects that own the memory that the structures point into."""
         self._model = self._describe(network, mask_id)
         self._masks_of = [lora.shape.masks for lora in adapters]
         self._adapters = [self._adapter(lora) for lora in adapters]
@@ -302,7 +302,7 @@ def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 def _window(attention: Any) -> int | None:
-    """Return the sliding window of a layer. Mistral has the same for all layers; other networks may have it in some."""
+    """Return the sliding window of a layer. Mistral has one for all layers; others may have one in some layers."""
     if attention.config.model_type == "mistral":
         return cast(int | None, attention.config.sliding_window)
     return cast(int | None, getattr(attention, "sliding_window", None))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 COLUMNS = 32
-"""Outputs per block."""
+"""Number of outputs per block."""
 GROUP = 32
-"""Weights of one output that share a scale."""
+"""Number of weights of one output that share a scale."""
 
 
 class Format(IntEnum):

@@ -3,10 +3,11 @@
 The keys and values of the N packed positions are written to the cache, and queries attend to the cache only, never to a
 column that was not written.
 
-`attend` is registered with transformers under `ATTENTION`. The model is called with `use_cache=False` and with our
-tensors as keyword arguments, which it passes on to `attend`.
+`attend` is registered with transformers under `ATTENTION`. The model is called with `use_cache=False` and with the
+tensors of the step as keyword arguments, which it passes on to `attend`.
 
-Letters are those of `forward_batch`, and H query heads, K key heads, G query heads per key head, D the head size.
+Letters are those of `forward_batch`, and also H for query heads, K for key heads, G for query heads per key head, and D
+for the head size.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from mars_ray.engine.kv.forward_batch import ForwardBatch
 ATTENTION = "mars_slots"
 
 Layers = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [slots, key heads, width, D]."""
+"""Keys and values of each layer, as tensors [slots, key heads, width, D]."""
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class Rectangle:
     """Packed positions laid out for one attention call, with one row per slot."""
 
     where_RP: Tensor
-    """The packed position in each cell; filler cells name an arbitrary one."""
+    """The packed position in each cell; filler cells hold an arbitrary position."""
     position_RP: Tensor
     column_C: Tensor
     """Columns of the cache that the rectangle reads."""
@@ -95,7 +96,7 @@ def attend(
 def _attend_alone(
     query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
 ) -> Tensor:
-    """Return attention [1, N, H, D] for a single active slot, whose layout is the packed order."""
+    """Return attention [1, N, H, D] for a single active slot, whose cells are in packed order."""
     _, heads, positions, size = query_1HND.shape
     query = query_1HND.reshape(1, keys.shape[1], -1, size)
     out = _scores_and_values(query, keys, values, within, scaling, sliding_window)

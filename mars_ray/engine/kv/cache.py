@@ -1,4 +1,4 @@
-"""The tensors of the KV cache: keys and values of each layer, [slots, key heads, width, head size].
+"""The tensors of the KV cache: keys and values of each layer, as [slots, key heads, width, head size].
 
 Each slot is contiguous. `slot_allocator` decides when slots are copied, swapped or resized.
 """

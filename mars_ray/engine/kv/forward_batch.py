@@ -14,7 +14,7 @@ class PrefillBatch:
     """The second rectangle of attention: slots with prompts that would make the first rectangle much wider."""
 
     where_LQ: Tensor
-    """The packed position in each cell; filler cells name an arbitrary one."""
+    """The packed position in each cell; filler cells hold an arbitrary position."""
     slot_L: Tensor
     """Slot of the cache for each row."""
     column_C: Tensor
@@ -28,11 +28,12 @@ class ForwardBatch:
     id_N: Tensor
     """Token ids."""
     slot_N: Tensor
-    """Slot of each position in the cache."""
+    """Cache slot of each position."""
     position_N: Tensor
     """Position in the sequence, for the rotary embedding."""
     target_N: Tensor
-    """Column of the slot that keys and values are written to: `position_N`, except with several rows of masks."""
+    """Column of the slot to which keys and values are written. It equals `position_N`, except with several rows of
+    masks."""
     prefix_N: Tensor
     """Number of leading columns of the slot that the position attends to."""
     behind_N: Tensor
@@ -43,11 +44,11 @@ class ForwardBatch:
     adapter_N: Tensor
     """Number of the adapter that decodes a mask; -1 for tokens, drafts, and masks that the base model decodes."""
     back_N: Tensor
-    """Cell of each position in the rectangles, counted through the first and then the second."""
+    """Cell of each position in the rectangles, counting the cells of the first and then those of the second."""
     pick_M: Tensor
     """Packed positions whose logits are read."""
     where_RP: Tensor
-    """The packed position in each cell of the first rectangle; filler cells name an arbitrary one."""
+    """The packed position in each cell of the first rectangle; filler cells hold an arbitrary position."""
     column_C: Tensor
     """Columns of the cache that the first rectangle reads."""
     prefill: PrefillBatch | None

@@ -63,7 +63,7 @@ CacheOp = Copy | Swap | Resize
 class _Slot:
     owner: Owner | None = None
     left: list[int] = field(default_factory=list)
-    """Tokens of a finished sequence; not used while the slot has an owner."""
+    """Tokens of the finished sequence that left its content in the slot; not used while the slot has an owner."""
     tenant: str = ""
     used: int = 0
 
@@ -117,7 +117,7 @@ class SlotAllocator:
         return self._slots[slot].owner
 
     def shared_prefix(self, owner: Owner) -> tuple[int, int]:
-        """Return the lengths of the longest prefixes of the owner's tokens that a slot holds now, and will hold soon.
+        """Return how many of the owner's first tokens a slot holds now, and how many it will soon hold.
 
         Both lengths exclude the last token, which must be run to get logits.
         """
@@ -186,7 +186,7 @@ class SlotAllocator:
         self.operations.append(Resize(slots, width))
 
     def _make_room(self, target: int) -> None:
-        """Move the content of `target` to the inactive slot that was least recently used, whose content is lost."""
+        """Move the content of `target` to the least recently used inactive slot, whose own content is lost."""
         victim = min(range(self.num_active, len(self._slots)), key=lambda number: self._slots[number].used)
         if victim != target:
             self._slots[victim] = self._slots[target]

@@ -51,19 +51,19 @@ BUFFERED_TOKENS = 2048
 """Maximum number of unread tokens of a request. A request with more is cancelled, to free its slot for others."""
 
 UNLIMITED = sys.maxsize
-"""Buffer limit of requests that are not streamed, because each of their sequences arrives in one chunk."""
+"""Buffer limit for requests that are not streamed, because each of their sequences arrives whole, in one chunk."""
 
 STEP_SECONDS = 300
 """Maximum duration of a step. An engine that takes longer counts as hung."""
 
 SPIN = {"GOMP_SPINCOUNT": "1000"}
-"""Spin count of waiting OpenMP threads, about 50 microseconds. With the default of many milliseconds, next to other
-processes, they would occupy the core that the thread they wait for needs."""
+"""Spin count of waiting OpenMP threads, about 50 microseconds. By default they spin for many milliseconds; with other
+processes on the machine they would then occupy the core that the awaited thread needs."""
 
 LOST = "the engine stopped before the request ended."
 HUNG = "the engine hangs because of this request, which is not retried on another engine. Change the request."
 TELL_SECONDS = 1.0
-"""Delay before a hung engine is killed, so that the error reaches the caller before the replica ends as well."""
+"""Seconds before a hung engine is killed, so that the error reaches the caller before the replica ends, too."""
 
 
 class AsyncEngine:
@@ -79,7 +79,7 @@ class AsyncEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._grammars: GrammarStore | None = None
-        """Compiled grammars. None unless this object started the engine process and its tokenizer is a fast one."""
+        """Compiled grammars. None unless this object started the engine process and the model has a fast tokenizer."""
         self._asks = 0
         """Number of hang checks so far."""
         self.gone = asyncio.Event()
@@ -114,7 +114,7 @@ class AsyncEngine:
         raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
 
     async def open(self) -> None:
-        """Start to read from an engine that is already running."""
+        """Start reading from an engine that is already running."""
         self._reading = asyncio.create_task(self._read(await self._connect()))
 
     async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
@@ -179,7 +179,7 @@ class AsyncEngine:
         return reader
 
     def _grammar_of(self, request: Request) -> AbstractAsyncContextManager[None]:
-        """Keep the grammar of a request compiled in the engine within the block."""
+        """Keep the grammar of a request compiled in the engine during the `with` block."""
         grammar = request.sampling.grammar
         if grammar is None or self._process is None:
             return nullcontext()
@@ -250,7 +250,7 @@ class AsyncEngine:
         """Return the id of the request that makes the engine hang, or None if it could be any of several.
 
         The engine handles orders in sequence, so requests sent after the last hang check have not reached it. Requests
-        that were sent before the check preceding it, or have a chunk, have already survived a step.
+        that were sent before the last check but one, or that have received a chunk, have already survived a step.
         """
         arrived = {
             id: stream for id, stream in self._streams.items() if stream.added is not None and stream.added < self._asks
@@ -260,7 +260,7 @@ class AsyncEngine:
         return suspects[0] if len(suspects) == 1 else None
 
     def _lose(self) -> None:
-        """Fail all requests and questions that wait for the engine."""
+        """Fail all requests and state queries that wait for the engine."""
         for stream in self._streams.values():
             stream.fail(ReplicaLostError(LOST))
         self._streams.clear()
@@ -304,7 +304,7 @@ class _Stream:
         self.begun = False
         """True once a chunk has arrived."""
         self.added: int | None = None
-        """Number of hang checks when the request was sent; None before that."""
+        """Number of hang checks so far when the request was sent; None until it is sent."""
 
     @property
     def overfull(self) -> bool:

@@ -1,7 +1,7 @@
 """Join the chunks of requests that are not streamed into one chunk per sequence.
 
-This saves work at both ends of the socket. A joined chunk has the lowest threshold and the largest number of masks of
-its parts.
+This saves work at both ends of the socket. A joined chunk has the lowest threshold and the largest number of masks
+among its parts.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from mars_ray.engine.chunk import Chunk
 
 
 class ChunkCollector:
-    """Holds chunks of requests that are not streamed until their sequences have ended."""
+    """Holds the chunks of non-streamed requests until their sequences have ended."""
 
     def __init__(self) -> None:
         self._collected: set[str] = set()

@@ -1,8 +1,8 @@
 """Measure the cost of grammars in a child process, where a compilation that does not end can be killed.
 
-In:    grammars.
-Out:   the memory of each grammar, or the reason for its refusal; results are remembered.
-Never: compiles in this process, or lets the grammars of one tenant delay those of another.
+In:    It takes the grammars of requests.
+Out:   It returns the memory that each grammar takes, or the reason for refusing it, and remembers these results.
+Never: It never compiles in this process, and never lets the grammars of one tenant delay those of another.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ REMEMBERED = 4096
 
 
 class GrammarChecker:
-    """Checks grammars in a child process (`grammar/check_worker`), started for the first grammar.
+    """Checks grammars in a child process (`grammar/check_worker`) that is started for the first grammar.
 
     Use it in one event loop.
     """
@@ -36,7 +36,7 @@ class GrammarChecker:
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
         self._results = OrderedDict[bytes, int | str]()
-        """Memory in bytes, or the reason for a refusal, by digest of the grammar."""
+        """Memory in bytes, or the reason for a refusal, keyed by the digest of the grammar."""
         self._turns = asyncio.Semaphore(AT_A_TIME)
         self._turns_of = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(PER_TENANT))
         self._starting = asyncio.Lock()
@@ -47,12 +47,12 @@ class GrammarChecker:
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for permission to check or compile a grammar of this tenant, and hold it within the block."""
+        """Wait for permission to check or compile a grammar of this tenant, and hold it during the `with` block."""
         async with self._turns_of[tenant], self._turns:
             yield
 
     async def cost(self, spec: GrammarSpec) -> int:
-        """Return the memory of a grammar in bytes.
+        """Return the memory that a grammar takes, in bytes.
 
         Raises `GrammarError` if the grammar cannot be used, and `StepError` if the check itself failed.
         """

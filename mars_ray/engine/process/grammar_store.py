@@ -16,9 +16,9 @@ from mars_ray.engine.process.messages import Forget, Order, Prepare
 from mars_ray.errors import MarsRayError
 
 ROOM_BYTES = 128 << 20
-"""Memory limit of compiled grammars. No large grammar is compiled while running requests use more."""
+"""Memory limit of compiled grammars. A large grammar is compiled only when it fits next to those in use."""
 SMALL_BYTES = 1 << 20
-"""Maximum size of a grammar that is compiled even above the limit."""
+"""Maximum size of a grammar that is compiled even if the limit is exceeded."""
 LEAST_BYTES = 64 << 10
 """Minimum size that is counted for a grammar."""
 
@@ -32,7 +32,7 @@ class _Compiled:
 
 
 class GrammarStore:
-    """The compiled grammars of one engine; `send` sends orders to it. Use the store in one event loop."""
+    """The compiled grammars of one engine; `send` sends orders to the engine. Use the store in one event loop."""
 
     def __init__(self, checker: GrammarChecker, send: Callable[[Order], None]) -> None:
         self._checker = checker
@@ -43,7 +43,7 @@ class GrammarStore:
 
     @asynccontextmanager
     async def use(self, spec: GrammarSpec, tenant: str) -> AsyncIterator[None]:
-        """Keep a grammar compiled in the engine within the block. Raises `GrammarError` or `ReplicaLostError`."""
+        """Keep a grammar compiled in the engine during the block. Raises `GrammarError` or `ReplicaLostError`."""
         grammar = self._grammars.get(spec)
         if grammar is None:
             grammar = self._grammars[spec] = _Compiled()

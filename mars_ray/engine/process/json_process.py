@@ -9,7 +9,7 @@ from typing import Any, Self
 
 START_SECONDS = 60.0
 LINE_BYTES = 256 << 20
-"""Maximum length of a line from the child, far above the token ids of the largest prompt."""
+"""Maximum length of a line from the child, far more than the token ids of the largest prompt take."""
 
 
 class JsonProcess:
@@ -24,7 +24,7 @@ class JsonProcess:
     ) -> tuple[Self, dict[str, Any]]:
         """Run a module, send it the message `first`, and return the child with its first message.
 
-        Raises `ConnectionError` or `TimeoutError`, and kills the child, if it sends no message.
+        If the child sends no message, this kills it and raises `ConnectionError` or `TimeoutError`.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", module, *arguments),
@@ -69,7 +69,7 @@ class JsonProcess:
         return message
 
     async def close(self) -> None:
-        """Kill the child. No call of `receive` may be pending."""
+        """Kill the child. No call to `receive` may be pending."""
         if not self.ended:
             self.process.kill()
         await self.process.communicate()  # reads remaining output, so that the pipes close

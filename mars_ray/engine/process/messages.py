@@ -50,6 +50,8 @@ class EngineFacts:
     """Largest number of tokens proposed per forward."""
     token_bytes: tuple[bytes, ...]
     """Bytes of each token (see `model.token_bytes`)."""
+    rehearsal: str | None = None
+    """Machine whose step times the engine takes; None if steps take the time of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Order: compile a grammar in a thread and keep it. The engine answers with `Prepared`."""
+    """Command to compile a grammar in a thread and keep the result. The engine answers with `Prepared`."""
 
     grammar: GrammarSpec
 
@@ -78,30 +80,30 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Order: drop a prepared grammar."""
+    """Command to drop a prepared grammar."""
 
     grammar: GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Order: queue a request."""
+    """Command to queue a request."""
 
     request: Request
     stream: bool
-    """Send a chunk after every step. False sends a single chunk per sequence, when it has ended."""
+    """Whether to send a chunk after every step. False sends a single chunk per sequence when the sequence has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Order: end a request if it is still running."""
+    """Command to end a request if it is still running."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskState:
-    """Order: report the state of the engine. Answers arrive in the order of the questions."""
+    """Command to report the state of the engine. Reports arrive in the order of the commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SetThresholds:
-    """Order: set the thresholds of classes from the next step on."""
+    """Command to set the thresholds of classes from the next step on."""
 
     by_class: Mapping[str, float]
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.grammar.library import GrammarTokenizer
 from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.process.collector import ChunkCollector
 from mars_ray.engine.process.messages import (
     Add,
@@ -159,11 +160,15 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
     engine, checkpoint = load_engine(model, spec.options, spec.adapters)
     # Standard error goes to the log of the parent process.
     print(f"engine on {device}, {engine.kernels}; {model.dtype.name}: {model.dtype.reason}", file=sys.stderr)
+    rehearsal = engine.state().rehearsal
+    if rehearsal:
+        print(f"engine with {modelled_step_time(rehearsal.name)}", file=sys.stderr)
     return engine, EngineFacts(
         max_model_len=engine.limits.max_model_len,
         vocab_size=engine.limits.vocab_size,
         block=engine.block,
         token_bytes=token_bytes(checkpoint.tokenizer),
+        rehearsal=rehearsal.name if rehearsal else None,
     )
 
 

@@ -1,6 +1,8 @@
 """Commit the outcome of a step to a sequence: advance its state, settle its text, and record it in the profile.
 
-In: the tokens that `verify` chose. Out: the tokens and text to return. Never: a returned token is taken back.
+In:    It takes the tokens that `verify` chose.
+Out:   It gives the tokens and the text to return.
+Never: It never takes back a returned token.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ class Emitted:
     reason: FinishReason | None
     """Finish reason; None while the sequence goes on."""
     starts: tuple[int | None, ...]
-    """Character at which the text of each token begins (see `TokenLogprobs`). Empty if the request wants no
+    """Character at which the text of each token begins (see `TokenLogprobs`). Empty if the request does not ask for
     log-probabilities."""
 
 
@@ -66,10 +68,10 @@ def advance(sequence: Sequence, verification: Verification) -> Emitted:
 
 
 def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[list[int], bool]:
-    """Settle `gained` in the grammar. Return it with the forced tokens after it, and whether the grammar has ended.
+    """Settle `gained` in the grammar. Return `gained` plus any forced tokens, and whether the grammar has ended.
 
-    If the request wants log-probabilities, the forced tokens are fed as drafts instead, because log-probabilities need
-    logits.
+    If the request asks for log-probabilities, the forced tokens are fed as drafts instead, because log-probabilities
+    need logits.
     """
     sampling = sequence.request.sampling
     matcher.seek(gained)
@@ -80,14 +82,14 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
     else:
         matcher.seek(gained)
         sequence.draft_tokens = max(sequence.draft_tokens, forced, key=len)  # the longer list begins with the shorter
-    # Without confidences no audit follows, which would mistake tokens of the grammar for choices of the model.
+    # Without confidences there is no audit. An audit would mistake tokens of the grammar for choices of the model.
     sequence.accepted_confidences, sequence.draft_confidences = [], []
     matcher.settle()
     return gained, matcher.ended
 
 
 def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
-    """Cut `gained` at a stop token, a stop string or the token limit, and return it with its text.
+    """Cut `gained` at a stop token, a stop string or the token limit, and return the remaining tokens and their text.
 
     `ended` means that nothing can follow `gained`.
     """
@@ -158,7 +160,7 @@ def _record_masks(
         scheduled.masks, read=bool(row) or ended, surprised=verification.num_accepted_drafts < scheduled.num_drafts
     )
     if not row:
-        return  # no masks follow the last right draft
+        return  # no masks follow the last correct draft
     confidences = output.confidences[row.start : row.stop]
     tokens = [output.tokens[picks.start + verification.num_accepted_drafts], *output.tokens[row.start : row.stop]]
     # The first token is autoregressive, so the index of a stop token is the number of masks up to it.

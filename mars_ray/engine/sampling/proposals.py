@@ -32,7 +32,7 @@ NOTHING = Proposals(iter(()), lambda _right: ())
 
 @torch.inference_mode()
 def propose_all(batch: list[ScheduledSequence], picks: list[slice], output: ForwardOutput) -> list[Proposals]:
-    """Return the proposals of every sequence. `picks` are the picks of its last token, drafts and masks."""
+    """Return the proposals of every sequence. `picks` are each sequence's picks of its last token, drafts and masks."""
     proposed: list[Proposals] = []
     together: list[int] = []
     for index, (scheduled, span) in enumerate(zip(batch, picks, strict=True)):
@@ -118,7 +118,7 @@ def _propose_one_by_one(scheduled: ScheduledSequence, span: slice, output: Forwa
 def _within_grammar(
     scheduled: ScheduledSequence, matcher: Matcher, proposals: Proposals, span: slice, output: ForwardOutput
 ) -> Proposals:
-    """Replace each proposal with the token that the grammar forces, or with an allowed choice if it is forbidden."""
+    """Replace each proposal with the token that the grammar forces, or with an allowed token if it is forbidden."""
     sequence = scheduled.sequence
     certain = 0.0 if sequence.request.decode.confidence_metric is Metric.ENTROPY else 1.0
 

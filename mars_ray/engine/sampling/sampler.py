@@ -31,7 +31,7 @@ from mars_ray.method.acceptance import confidence
 from mars_ray.method.metric import Metric
 
 SECOND_DRAW = 2**63
-"""Offset to the position in the seed of a second draw for the same token."""
+"""Offset added to a token's position to seed a second draw for the token."""
 
 
 def is_greedy(sequence: Sequence) -> bool:
@@ -68,7 +68,7 @@ def uniform(seed: int, number: int) -> float:
 
 
 def positions_of(sequence: Sequence, count: int, ahead: int) -> list[SamplingPosition]:
-    """Return `count` positions of a sequence. The first is `ahead` positions after its next one."""
+    """Return `count` positions of a sequence. The first is `ahead` positions after the sequence's next position."""
     sampling = sequence.request.sampling
     metric = sequence.request.decode.confidence_metric
     first = sequence.num_output_tokens + ahead
@@ -123,7 +123,7 @@ def sample_allowed(
 
 
 def draw(logits_MV: Tensor, sampling_M: abc.Sequence[SamplingParams], uniform_M: abc.Sequence[float]) -> Tensor:
-    """Return the chosen tokens, [M]: the most likely token if the temperature is 0, a drawn one otherwise."""
+    """Return the chosen tokens as a tensor [M]: the most likely ones at temperature 0, otherwise drawn ones."""
     token_M = logits_MV.argmax(dim=-1)
     drawn = [row for row, sampling in enumerate(sampling_M) if sampling.temperature > 0]
     if drawn:
@@ -135,7 +135,7 @@ def draw(logits_MV: Tensor, sampling_M: abc.Sequence[SamplingParams], uniform_M:
 
 
 def probabilities(logits_DV: Tensor, sampling_D: abc.Sequence[SamplingParams]) -> Tensor:
-    """Return the distributions after temperature, top-k, top-p and min-p, in this order: float64, not normalised."""
+    """Return the distributions after temperature, top-k, top-p and min-p, in this order, as unnormalised float64."""
     # In float32 the smallest temperatures and shares that a request may set would round to 0.
     logits_DV = logits_DV.double()
     temperature_D1 = _column(logits_DV, [sampling.temperature for sampling in sampling_D])

@@ -21,8 +21,8 @@ class Proposal(NamedTuple):
     token: int
     confidence: float
     is_argmax: bool
-    """True if the token is the most likely one by the raw logits. Predictions at later masks assume that it is, so
-    nothing is accepted after a token that a draw, a penalty, a bias or a grammar changed."""
+    """True if the token is the most likely one by the raw logits. Predictions at later masks assume that the most
+    likely token is taken, so nothing is accepted after a token that a draw, a penalty, a bias or a grammar changed."""
 
 
 PlainProposal = Proposal | tuple[int, float, bool]
@@ -35,7 +35,8 @@ class Proposals:
     verifying: Iterator[PlainProposal]
     """Proposals after the last token and after each draft."""
     at_masks: Callable[[int], Iterable[PlainProposal]]
-    """Return the proposals at the masks after this number of right drafts. Called at most once, after `verifying`."""
+    """Return the proposals at the masks after this number of right drafts. Called at most once, after `verifying` has
+    been read."""
 
 
 @dataclass(slots=True)
@@ -47,7 +48,8 @@ class Verification:
     accepted: list[int] = field(default_factory=list)
     """Tokens at masks, after `verified`, whose confidences pass the threshold."""
     drafted: list[int] = field(default_factory=list)
-    """Tokens at masks after `accepted`, beginning with the first that falls short. The next forward verifies them."""
+    """Tokens at masks after `accepted`, beginning with the first that falls short of the threshold. The next forward
+    verifies them."""
     confidences: list[float] = field(default_factory=list)
     """Confidences of `accepted`, then of `drafted`, in the metric of the request."""
     num_accepted_drafts: int = 0

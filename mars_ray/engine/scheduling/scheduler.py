@@ -39,7 +39,7 @@ class ScheduledSequence:
     masks: Masks = (0,)
     has_logits: bool = field(init=False)
     """Whether the step includes the last token, so that its logits choose the next token. False for a part of a prompt
-    that does not reach its end."""
+    that stops short of the prompt's end."""
     num_drafts: int = field(init=False)
     """Number of drafts to verify."""
     num_masks: int = field(init=False)
@@ -61,7 +61,7 @@ class ScheduledSequence:
 
     @property
     def is_decode(self) -> bool:
-        """Whether the sequence decodes, rather than reads a part of its prompt."""
+        """Whether the sequence is decoding rather than reading a part of its prompt."""
         return self.num_tokens <= DECODE_TOKENS
 
 

@@ -24,7 +24,7 @@ class Sequence:
     tokens: list[int]
     """Token ids of the prompt and of the output returned so far."""
     matcher: Matcher | None = None
-    """Position in the grammar, after `tokens` between steps; None without a grammar."""
+    """Position in the grammar; between steps this is the position after `tokens`. None without a grammar."""
     num_computed_tokens: int = 0
     """Number of leading tokens whose keys and values are in the cache."""
     slot: int | None = None
@@ -33,7 +33,7 @@ class Sequence:
     """Tokens to feed after `tokens` for verification: predictions at masks that fell short of the threshold, or tokens
     that a grammar forces."""
     accepted_confidences: list[float] = field(default_factory=list)
-    """Confidences of the tokens that the last step accepted at masks; they are the last of `tokens`."""
+    """Confidences of the tokens that the last step accepted at masks; these tokens are the last of `tokens`."""
     draft_confidences: list[float] = field(default_factory=list)
     """Confidences of `draft_tokens`; empty if a grammar forces them."""
     num_cached_tokens: int = 0

@@ -15,15 +15,16 @@ from mars_ray.errors import QueueFullError, RequestError
 
 
 class WaitingQueue:
-    """One queue per class. Together they hold `max_waiting_seqs` sequences, divided by the shares of the classes."""
+    """One queue per class. Together they hold `max_waiting_seqs` sequences, divided among the classes by share."""
 
     def __init__(self, classes: abc.Sequence[ServiceClass], max_waiting_seqs: int) -> None:
         self._classes = {service_class.name: service_class for service_class in classes}
         self._queues: dict[str, deque[Sequence]] = {name: deque() for name in self._classes}
         self._served = dict.fromkeys(self._classes, 0.0)
-        """Tokens that each class was served, divided by its share."""
+        """Number of tokens served to each class, divided by the share of the class."""
         self._level = 0.0
-        """Value of `_served`, at that time, of the class whose sequence was taken last. Idle classes resume from it."""
+        """Value of `_served` for the class whose sequence was taken last, as it was then. Idle classes resume from this
+        value."""
         shares = sum(service_class.share for service_class in classes)
         self._places = {
             service_class.name: max(1, int(max_waiting_seqs * service_class.share / shares))
@@ -82,7 +83,7 @@ class WaitingQueue:
         return self._queues[head.service_class].popleft()
 
     def served(self, name: str, tokens: int) -> None:
-        """Record that a class was served tokens, of prompts or answers."""
+        """Record the number of tokens, of prompts or answers, that were served to a class."""
         self._served[name] += tokens / self._classes[name].share
 
     def _order(self, head: Sequence) -> tuple[int, float, float]:

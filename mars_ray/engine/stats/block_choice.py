@@ -35,7 +35,7 @@ CHOOSE_EVERY = 16
 PROBE_EVERY = 16
 """Minimum number of steps between two probes, and between two rivals."""
 PROBE_SHARE = 0.005
-"""Maximum share of the time that probes, or rivals, may cost by estimate."""
+"""Maximum share of the time that probes may cost, by estimate. The same limit applies to rivals."""
 
 LEAST_PRICE = 0.01
 """Minimum price of a position in tokens."""
@@ -54,7 +54,7 @@ class BlockChoice:
         self._price = FIXED_PRICE
         """Price of a position: tokens that the engine generates in the time of one position."""
         self._worth_of: dict[float, list[float]] = {}
-        """Expected gain in tokens from each mask of a row, by threshold."""
+        """Expected gain in tokens from each mask of a row, keyed by threshold."""
         self._probe: Sequence | None = None
         self._rival = 1
         """Block to compare with: 1 if the chosen block has masks, otherwise the best block with masks."""
@@ -66,11 +66,11 @@ class BlockChoice:
 
     @property
     def chosen(self) -> int:
-        """Block for sequences whose requests fix none."""
+        """Block for sequences whose requests do not fix one."""
         return self._chosen
 
     def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> float:
-        """Return the minimum probability that a draft and all drafts before it are right for it to be worthwhile."""
+        """Return the probability of being right, along with all drafts before it, at which a draft is worthwhile."""
         return DRAFT_POSITIONS * (FIXED_PRICE if _reproducible(sequence, acceptance) else self._price)
 
     def next_step(
@@ -92,12 +92,12 @@ class BlockChoice:
             self._probed += 1
 
     def block(self, sequence: Sequence, acceptance: Acceptance) -> int:
-        """Return the block for a sequence whose request fixes none."""
+        """Return the block for a sequence whose request does not fix one."""
         if not _adapts(sequence, acceptance) or sequence is self._probe:
             return self._full
         if self._try_rival:
             return self._rival
-        # `masks_for` reduces the full block by price.
+        # `masks_for` drops the masks of the full block that are not worth their price.
         return self._full if self._step_time.model is not None and self._chosen > 1 else self._chosen
 
     def masks_for(self, sequence: Sequence, acceptance: Acceptance | None, max_columns: int) -> Masks:

@@ -9,7 +9,8 @@ import numpy as np
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.stats.state import ClassState
+from mars_ray.engine.stats.rehearsal import Rehearsal
+from mars_ray.engine.stats.state import ClassState, RehearsalState
 from mars_ray.engine.stats.step_time import StepTimeFit, StepWork
 
 WINDOW_S = 10.0
@@ -43,11 +44,21 @@ class _Counts:
 
 
 class EngineStats:
-    """Counts events by class of service, keeps recent latencies, and passes the times of steps to `step_time`."""
+    """Counts events by class of service, keeps recent latencies, and passes the times of steps to `step_time`.
 
-    def __init__(self, classes: Iterable[str], step_time: StepTimeFit, clock: Callable[[], float]) -> None:
+    With a `rehearsal`, each step waits until the modelled machine would have finished the step.
+    """
+
+    def __init__(
+        self,
+        classes: Iterable[str],
+        step_time: StepTimeFit,
+        clock: Callable[[], float],
+        rehearsal: Rehearsal | None = None,
+    ) -> None:
         self._step_time = step_time
         self._clock = clock
+        self._rehearsal = rehearsal
         self._counts = {name: _Counts() for name in classes}
         self._ttft_s = LatencyWindow()
         self._tpot_s = LatencyWindow()
@@ -63,7 +74,7 @@ class EngineStats:
         """Count a request, whether it is queued or refused because the queue is full."""
         counts = self._counts[request.service_class]
         counts.arrived += request.sampling.n
-        counts.prompt_tokens += len(request.prompt)  # its n sequences share one prompt in the cache
+        counts.prompt_tokens += len(request.prompt)  # the n sequences of a request share one prompt in the cache
 
     def ended(self, sequence: Sequence) -> None:
         """Count a sequence that has ended, unless it ended while it was still queued."""
@@ -85,25 +96,32 @@ class EngineStats:
         """Record the start of a step."""
         self._began_s = self._clock()
 
+    def forward_ended(self, batch: list[ScheduledSequence], kv_tokens: int) -> None:
+        """Record a forward that attended to `kv_tokens`. In a rehearsal, wait for the modelled machine.
+
+        The wait comes before tokens are committed, so latencies include it.
+        """
+        self.kv_tokens = kv_tokens
+        if self._rehearsal:
+            self._rehearsal.wait(_work_of(batch, kv_tokens), self._began_s)
+
     def step_ended(self, batch: list[ScheduledSequence]) -> None:
         """Record the work and the time of a step."""
         self.steps += 1
-        decoding = [scheduled for scheduled in batch if scheduled.is_decode]
-        work = StepWork(
-            num_seqs=len(decoding),
-            positions=sum(scheduled.num_positions for scheduled in decoding),
-            kv_tokens=self.kv_tokens,
-            prompt_tokens=sum(scheduled.num_positions for scheduled in batch if not scheduled.is_decode),
-            masks=sum(scheduled.num_masks for scheduled in decoding),
-        )
         # The time between steps, such as sending chunks, counts as part of the step.
         since_s = self._began_s if self._ended_s is None else self._ended_s
         self._ended_s = self._clock()
-        self._step_time.observe(work, self._ended_s - since_s)
+        self._step_time.observe(_work_of(batch, self.kv_tokens), self._ended_s - since_s)
 
     def idle(self) -> None:
         """Record that the engine has no work, so that the time until the next step does not count."""
         self._ended_s = None
+        if self._rehearsal:
+            self._rehearsal.idle()
+
+    def rehearsal_state(self) -> RehearsalState | None:
+        """Return the machine that the engine rehearses; None if steps take the time of this machine."""
+        return self._rehearsal.state() if self._rehearsal else None
 
     def class_states(self, scheduler: Scheduler, thresholds: Mapping[str, float]) -> tuple[ClassState, ...]:
         """Return the state of each class of service."""
@@ -129,3 +147,14 @@ class EngineStats:
     def tpot_p95_s(self) -> float | None:
         """Return the 95th percentile of the time per token of recently ended sequences; None if the window is empty."""
         return self._tpot_s.p95(self._clock())
+
+
+def _work_of(batch: list[ScheduledSequence], kv_tokens: int) -> StepWork:
+    decoding = [scheduled for scheduled in batch if scheduled.is_decode]
+    return StepWork(
+        num_seqs=len(decoding),
+        positions=sum(scheduled.num_positions for scheduled in decoding),
+        kv_tokens=kv_tokens,
+        prompt_tokens=sum(scheduled.num_positions for scheduled in batch if not scheduled.is_decode),
+        masks=sum(scheduled.num_masks for scheduled in decoding),
+    )

@@ -24,7 +24,7 @@ class Lookahead(NamedTuple):
 
 
 def autoregressive(blocks: int) -> Lookahead:
-    """Return the lookahead when no token at a mask is accepted or drafted."""
+    """Return the lookahead for the case that no token at a mask is accepted or drafted."""
     nothing_K = np.zeros(blocks - 1)
     return look_ahead(nothing_K, nothing_K, nothing_K)
 
@@ -33,9 +33,9 @@ def look_ahead(accepted_K: Floats, drafted_K: Floats, right_K: Floats, *, rows_p
     """Return the lookahead of forwards that accept some tokens at masks and draft others for verification.
 
     `accepted_K` is the share of forwards that accept the token at the k-th mask, and `drafted_K` is the share that
-    drafts it. `right_K` is the share that drafts it and finds it and all drafts before it right. Each accepted token
-    and each draft takes a position in the next forward. `rows_per_draft` is the number of masks that a draft adds, as a
-    fraction of the longest row.
+    draft this token. `right_K` is the share in which this token is drafted and turns out right, along with all drafts
+    before it. Each accepted token and each draft takes a position in the next forward. `rows_per_draft` is the number
+    of masks that a draft adds, as a fraction of the longest row.
     """
     masks_B = np.arange(len(drafted_K) + 1)
     gained_B, drafts_B = _sums(accepted_K), _sums(drafted_K)

@@ -20,20 +20,21 @@ GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Thresholds on the probability. At 1 every proposed token is verified."""
 
 HALF_LIFE = 4096
-"""Forwards after which the weight of an observation has halved."""
+"""Number of forwards after which the weight of an observation has halved."""
 
 CALIBRATED_FORWARDS = 32
 """Weight of the calibration in forwards. It is low, so that observations soon outweigh the calibration."""
 
 KEEP_ROWS = 0.5 ** (1 / 1024)
-"""Decay per observation of the layout of mask rows, which changes with the load."""
+"""Factor by which a new observation of the layout of mask rows decays the earlier ones. The layout changes with
+load."""
 
 FOLD_FORWARDS = 128
 """Number of forwards whose observations are added to the means in one go."""
 
 COMMON_DRAFTS = 4.0
-"""Prior weight, in drafts, of the mean over all masks in the share of right drafts at one mask. The last masks give few
-drafts of their own."""
+"""The share of right drafts at one mask is estimated as if this many drafts had the mean over all masks, because the
+last masks give few drafts of their own."""
 
 Counts = NDArray[np.float64]
 
@@ -46,7 +47,7 @@ class ProfilePoint:
     tokens: tuple[float, ...]
     """Tokens gained in an average forward of one sequence with blocks of 1, 2, ... up to the full block."""
     positions: tuple[float, ...]
-    """Positions of that forward, for the same blocks."""
+    """Positions that such a forward uses, for the same blocks."""
     agreement: float | None = None
     """Share of the tokens that autoregressive decoding would also choose after the same prefix; None before the first
     audit at this threshold."""
@@ -71,7 +72,7 @@ class Profile:
     """
 
     def __init__(self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None) -> None:
-        """Begin with `calibration`, the tokens per forward and the agreement by threshold, as a prior."""
+        """Start from `calibration` as a prior: the tokens per forward and the agreement at each threshold."""
         masks = block - 1
         self._masks = masks
         self._looks: list[tuple[int, list[float], float, bool]] = []
@@ -84,28 +85,29 @@ class Profile:
         self._drafted_GK: Counts = np.zeros((len(GRID), masks))
         """Forwards in which the k-th mask gives a draft, because it or a mask before it falls short."""
         self._likely_GK: Counts = np.zeros((len(GRID), masks))
-        """Expected number of drafts that are right together with all drafts before them, by their confidences."""
+        """Expected number of drafts, judging by confidences, that are right along with all drafts before them."""
         self._ended_GK: Counts = np.zeros((len(GRID), masks))
-        """Forwards whose drafts reach a stop token, so that one more forward verifies them, by mask read."""
+        """Forwards that read the k-th mask and whose drafts reach a stop token, so that one more forward verifies
+        them."""
         self._all_right_GK: Counts = np.zeros((len(GRID), masks))
-        """Expected number of forwards whose drafts are all right, by the mask of the last draft."""
+        """Expected number of forwards whose last draft is at the k-th mask and whose drafts are all right."""
         self._drafting_G: Counts = np.zeros(len(GRID))
         """Forwards that give at least one draft."""
         self._expected_K: Counts = np.zeros(masks)
         """Expected number of right drafts, like `_likely_GK`, among the drafts that were verified."""
         self._right_K: Counts = np.zeros(masks)
-        """Verified drafts that were right together with all drafts before them."""
+        """Verified drafts that were right along with all drafts before them."""
         self._surprised = self._void = 0.0
-        """Forwards that found a wrong draft, and the forwards among them without masks after the last right draft."""
+        """Forwards that found a wrong draft, and how many of these had no masks after the last right draft."""
         self._drafts = self._rows = 0.0
-        """Drafts that were verified, and the masks they added, as fractions of the longest row."""
+        """Verified drafts, and the masks that they added, the latter as fractions of the longest row."""
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
         if calibration and masks:
             self._begin(sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items()))
 
     def _begin(self, calibrated: list[tuple[float, float]]) -> None:
-        """Start from a calibration: its tokens ahead count as right drafts at a threshold of 1, as accepted below 1."""
+        """Start from a calibration. Its tokens at masks count as right drafts at threshold 1, as accepted below 1."""
         thresholds, tokens = zip(*calibrated, strict=True)
         tokens_G = np.interp(GRID, thresholds, tokens)
         gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
@@ -119,10 +121,11 @@ class Profile:
         return float(self._looked_K.max(initial=0))
 
     def observe_masks(self, looked: int, confidences: list[float], draft_price: float, *, ends: bool = False) -> None:
-        """Record the confidences at the first of the `looked` masks of one sequence in one forward, in order.
+        """Record a forward of one sequence that read `looked` masks, with the confidences at the first of them.
 
         Tokens are drafted down to `draft_price` (see `sampling/verify`). `ends` means that a stop token ends the
-        sequence. `confidences` then ends with the stop token, and is empty if that is the autoregressive token.
+        sequence. In that case `confidences` ends with the stop token, and is empty if the stop token is the
+        autoregressive token.
         """
         self._looks.append((looked, confidences, draft_price, ends))
         if len(self._looks) >= FOLD_FORWARDS:
@@ -133,7 +136,7 @@ class Profile:
         self._verified.append((after, confidences, right))
 
     def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
-        """Record the row lengths of masks in a forward, whether a row was `read`, and whether a draft was wrong."""
+        """Record the lengths of a forward's mask rows, whether a row was read, and whether a draft was wrong."""
         if drafts := len(masks) - 1:
             self._drafts = KEEP_ROWS * self._drafts + drafts
             self._rows = KEEP_ROWS * self._rows + (sum(masks) / max(masks) - 1)
@@ -142,7 +145,7 @@ class Profile:
             self._void = KEEP_ROWS * self._void + (not read)
 
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
-        """Record which tokens accepted at masks are `right`: the model's own choice one forward later.
+        """Record which tokens accepted at masks are `right`, i.e. equal the model's own choice one forward later.
 
         Tokens after a wrong draft are not judged. `confidences` were measured at acceptance. The audit counts for
         `threshold` and all higher thresholds.
@@ -150,7 +153,7 @@ class Profile:
         self._audits.append((threshold, confidences, right))
 
     def lookahead(self, threshold: float) -> Lookahead:
-        """Return gain and cost at a threshold by block, interpolated linearly over the grid."""
+        """Return the gain and the cost of each block at a threshold, interpolated linearly over the grid."""
         return interpolate(GRID, self._at, threshold)
 
     def worth_of_masks(self, threshold: float, price: float) -> list[float]:
@@ -185,7 +188,7 @@ class Profile:
         return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
 
     def _shares(self, number: int) -> tuple[Counts, Counts, Counts]:
-        """Return, by mask, the shares of forwards that accept it, draft it, and draft it rightly (see `look_ahead`)."""
+        """Return the shares of forwards that accept, draft, and draft correctly at each mask (see `look_ahead`)."""
         common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
         truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
         surprises = max(0.0, self._drafting_G[number] - float(self._all_right_GK[number] @ truth_K))
@@ -214,7 +217,8 @@ class Profile:
         grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # no confidence reaches 2, so threshold 1 accepts nothing
         accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11
         right_GFK = np.where(accepted_GFK, 1.0, sure_FK.clip(0)).cumprod(axis=2)
-        # Drafts end at the price. A draft that is a stop token counts as the autoregressive token of the last forward.
+        # Drafting stops at the first draft whose probability of being right is below the price. A draft that is a stop
+        # token counts as the autoregressive token of the last forward.
         reaches_GFK = ~accepted_GFK & (right_GFK >= price_F1) & (sure_FK >= 0)
         drafted_GFK = reaches_GFK & ~last_FK
         last_draft_GFK = drafted_GFK & ~np.pad(drafted_GFK[..., 1:], ((0, 0), (0, 0), (0, 1)))
@@ -255,7 +259,7 @@ class Profile:
 
 
 def _geometric(tokens_per_forward: float, masks: int) -> Counts:
-    """Return a geometric series of acceptance shares, [masks], whose sum is `tokens_per_forward` - 1."""
+    """Return acceptance shares [masks] that form a geometric series with the sum `tokens_per_forward` - 1."""
     gained = min(max(tokens_per_forward - 1, 0.0), float(masks))
     powers_K = np.arange(1, masks + 1)
     part = brentq(lambda part: float((part**powers_K).sum()) - gained, 0.0, 1.0)

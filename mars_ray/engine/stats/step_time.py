@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 STEPS_PER_KIND = 12
-"""Number of latest steps kept per kind."""
+"""Number of the latest steps that are kept for each kind."""
 STEPS_KEPT = 16384
-"""Number of latest steps that a fit may use. Older steps are left out, because the load of the machine changes."""
+"""Number of steps, counted back from the latest, that a fit may use. Older steps are left out, because the load of the
+machine changes."""
 FIT_EVERY = 64
 """Number of steps between two fits."""
 FIRST_FIT, FIRST_STEPS = 16, 256
 """Fit the model every 16 steps during the first 256 steps."""
 PAUSE = 20
-"""Factor over the usual time from which a step counts as a pause of the machine and is left out."""
+"""A step that takes more than this many times the usual time counts as a pause of the machine and is left out."""
 CLOCK_S = 1e-7
 """Minimum time of a step in seconds, because a coarse clock may measure 0."""
 
@@ -43,7 +44,7 @@ class StepWork:
 
     @property
     def kind(self) -> tuple[int, int, int, bool]:
-        """Key shared by similar steps: each size differs by less than a factor of two."""
+        """Key shared by similar steps, whose sizes differ by less than a factor of two."""
         sizes = self.num_seqs.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
         return *sizes, self.masks > 0
 
@@ -138,7 +139,7 @@ def _usual(
 def block_rates(
     model: StepTime, tokens_B: NDArray[np.float64], positions_B: NDArray[np.float64], *, num_seqs: int, kv_tokens: int
 ) -> NDArray[np.float64]:
-    """Return the expected tokens per second with blocks of 1, 2, ..., B: [B].
+    """Return the expected tokens per second with blocks of 1, 2, ..., B as an array [B].
 
     `tokens_B` and `positions_B` are the tokens gained and the positions of all `num_seqs` sequences in a step.
     """

@@ -77,7 +77,7 @@ def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = No
 
 
 def _card(folder: Path) -> Card | AdapterCard:
-    """Return the card of a folder. Check first that it can be written to, because the measurement takes long."""
+    """Return the card of a folder. Check first that it can be written to, because the measurement takes a long time."""
     if name := hub_name_of(folder.absolute()):
         raise ModelError(f"{name} is in the cache of the hub, which must stay unchanged. Copy {folder} first.")
     if is_fetched(folder):

@@ -1,4 +1,4 @@
-"""Answer prompts at several settings, and count tokens, forwards, agreeing tokens and correct answers."""
+"""Answer prompts with several settings, and count tokens, forwards, agreeing tokens and correct answers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ def count_answers(
 ) -> list[list[CalibrationCounts]]:
     """Return one list per entry of `decodes`, with the counts of each prompt.
 
-    Raises `DataError` as `answer_prompts` does.
+    Raises `DataError` in the same cases as `answer_prompts`.
     """
     with ProgressLine("decode", total=len(prompts) * len(decodes)) as progress:
         answers = answer_prompts(checkpoint, prompts, decodes, sampling, progress, adapter)

@@ -33,7 +33,7 @@ def calibration_curve(
 
 
 def _samples(prompts: Sequence[CalibrationPrompt], counts: Sequence[CalibrationCounts]) -> list[_ByFamily]:
-    """Return one mapping per sample, which maps each family to its counts."""
+    """Return one mapping per sample, from each family to its counts."""
     samples: dict[int, dict[str, list[CalibrationCounts]]] = defaultdict(lambda: defaultdict(list))
     for prompt, count in zip(prompts, counts, strict=True):
         samples[prompt.sample][prompt.example.family if prompt.example else ""].append(count)

@@ -69,7 +69,7 @@ def _quality(title: str, points: Sequence[Point]) -> Chart:
 
 
 def _stops(title: str, stops: Mapping[str, Sequence[int]]) -> Chart:
-    """Return a chart with one line per setting."""
+    """Return a chart of how often a forward gave 1, 2, … tokens, with one line per setting."""
     lines = [
         Line(name=name, at=[(gain, 100 * count / (sum(counts) or 1)) for gain, count in enumerate(counts, start=1)])
         for name, counts in stops.items()

@@ -1,6 +1,7 @@
 """Render the report of an evaluation as one self-contained HTML file.
 
-Prompts, answers and names are escaped, and the page's Content-Security-Policy forbids requests and foreign scripts.
+Prompts, answers and names are escaped, and the page's Content-Security-Policy forbids requests and all scripts but its
+own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ def _number(value: float | None, spread: float | None = None, digits: int = 2) -
 
 
 def _change(figures: Metrics) -> str:
-    """Return the difference in accuracy from autoregressive decoding, in percentage points, with its interval."""
+    """Return the difference in accuracy from autoregressive decoding, in percentage points, with the 95 % interval."""
     paired = figures.against_ar
     if paired is None:
         return "-"

@@ -12,7 +12,8 @@ class EvaluateOptions:
     """Tasks, model and settings of an evaluation."""
 
     output: AnyPath
-    """Folder, local or in an object store. It must be absent or empty, or hold this evaluation, which then resumes."""
+    """Folder, local or in an object store. It must be absent or empty, or hold an earlier run of this evaluation, which
+    is then resumed."""
     tasks: tuple[str, ...]
     """Names of task families or benchmarks, or paths of files with prompts and references."""
     questions: TaskOptions = field(default_factory=TaskOptions)
@@ -25,7 +26,7 @@ class EvaluateOptions:
     thresholds: tuple[float, ...] = (0.99, 0.95, 0.9, 0.8, 0.6)
     """Thresholds of mode `threshold`."""
     temperature: float = 0.0
-    """Sampling temperature. Above 0, each question has its own seed, the same at all settings."""
+    """Sampling temperature. Above 0, each question has its own seed, which is the same in all settings."""
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     """Options of the workers. Compiled steps are used only to measure speed, because otherwise answers would depend on
     when compilation finishes."""

@@ -64,6 +64,8 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
         SamplingParams(temperature=options.temperature)
     except RequestError as error:
         raise ConfigError(str(error)) from None
+    if options.workers.rehearse is not None:
+        raise ConfigError(f"rehearse is {options.workers.rehearse!r}; an evaluation measures this machine, so omit it.")
     check_reachable(options.output)
     tasks = open_tasks(options.tasks, options.questions)
     questions = [question for task in tasks for question in task.questions]
@@ -103,8 +105,8 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
 def keep_plan(prepared: PreparedEvaluation) -> None:
     """Write the plan of a new evaluation, or compare it with the plan of the run that is resumed.
 
-    Raises a `ConfigError` that names the first difference from the plan of an earlier run that has answers, and an
-    `OutputError` for a folder with other files.
+    Raises a `ConfigError`, which names the first difference, if an earlier run with answers had another plan, and an
+    `OutputError` if the folder holds other files.
     """
     folder = prepared.folder
     path = folder / PLAN_FILE

@@ -26,7 +26,7 @@ from mars_ray.storage.whole_file import write_file
 
 
 def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
-    """Score the answers in a folder of rows, measure speed, and write all results."""
+    """Score the answers in the folder `rows`, measure speed, and write all results."""
     checkpoint = LazyCheckpoint(prepared.model)
     greedy = prepared.options.temperature == 0
     scorer = Scorer(

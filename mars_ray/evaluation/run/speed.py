@@ -80,7 +80,7 @@ def _prompts(
     prompts: list[TimedPrompt] = []
     for task, question in (pair for pair in in_turns if pair is not None):
         try:
-            # Without a seed, because a seed would fix the number of masks.
+            # Set no seed, because a seed would fix the number of masks.
             params = replace(sampling(task, question), seed=None)
             prompt = tuple(encoder.prompt(question.messages))
             engine.limits.check(Request(id=question.name, prompt=prompt, sampling=params))
@@ -95,7 +95,7 @@ def _prompts(
 
 
 def sample_speed(engine: Engine, prompts: Sequence[TimedPrompt], setting: DecodingSetting) -> Sample:
-    """Answer the prompts at a setting with an empty cache, and return the time, tokens and forwards."""
+    """Answer the prompts with one setting and an empty cache, and return the time, tokens and forwards."""
     engine.clear_cache()
     tokens = 0
     forwards = 0

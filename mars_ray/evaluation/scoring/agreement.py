@@ -60,7 +60,7 @@ def _agreed(network: PreTrainedModel, batch: Sequence[tuple[Tokens, Tokens]], ma
 
 
 def batches_of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield batches of indices whose lengths are similar and fit into one forward."""
+    """Yield batches of indices; the lengths in a batch are similar and fit into one forward."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[number] > POSITIONS_PER_FORWARD:
@@ -73,7 +73,8 @@ def batches_of_like_length(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 @contextmanager
 def plain_attention(network: PreTrainedModel) -> Iterator[None]:
-    """Use attention without a KV cache inside the `with` block, because an engine may have installed its own."""
+    """Let the network use attention without a KV cache inside the `with` block; an engine may have installed
+    another."""
     previous = network.config._attn_implementation
     network.set_attn_implementation("sdpa")
     try:

@@ -1,6 +1,6 @@
 """Run the tests of a task on code that a model wrote, in a sandbox.
 
-In:    an answer, and a task of HumanEval.
+In:    an answer, and a HumanEval task.
 Out:   whether all tests passed.
 Never: lets the code reach a network or other processes, write outside an empty folder in memory, read files other than
        Python and the system's libraries, or use more time and memory than the limits below.
@@ -24,7 +24,8 @@ SECONDS_MAX = 10
 """Limit on CPU seconds. The limit on elapsed time is `CLOCK` times as long, because the machine may be busy."""
 CLOCK = 3
 MEMORY_MAX = 1 << 30
-"""Memory limit in bytes for each of the two processes, judge and answer. Neither can start another, except as root."""
+"""Memory limit in bytes for each of the two processes, judge and answer. Neither can start a further process, unless it
+runs as root."""
 FOLDER_BYTES_MAX = 16 << 20
 PASSED = 77
 """Exit code of the judge process if the answer passes."""
@@ -51,7 +52,8 @@ def check_sandbox() -> None:
 
 
 def passes_tests(reference: str, text: str) -> bool:
-    """Run the tests in `reference` (prompt, test, entry_point as JSON) on the code in `text`; return True if all pass.
+    """Run the tests in `reference` (JSON with prompt, test and entry_point) on the code in `text`; return True if all
+    pass.
 
     Raises `RunError` if the sandbox does not start.
     """
@@ -69,14 +71,15 @@ def program_of(prompt: str, test: str, entry_point: str, text: str) -> Program:
     code = block[1] if block else text
     head = prompt[: max(prompt.rfind(f"def {entry_point}"), 0)]
     defines = re.search(rf"^def {re.escape(entry_point)}\b", code, re.MULTILINE)
-    # The answer may use the imports in the head. It is a separate piece because it may begin with __future__ imports.
+    # The answer may use the imports in the head. The answer is a separate piece, because it may begin with __future__
+    # imports.
     answer = [head, code] if defines else [prompt + code]
     return {"answer": answer, "head": head, "test": test, "entry_point": entry_point}
 
 
 @cache
 def _without_namespaces(bwrap: str) -> tuple[str, ...]:
-    """Return the option that forbids user namespaces in the sandbox, if it works here.
+    """Return the option that forbids user namespaces in the sandbox, or nothing if it does not work on this machine.
 
     The option needs bubblewrap 0.8.0 and a writable /proc.
     """

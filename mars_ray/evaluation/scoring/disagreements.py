@@ -53,7 +53,7 @@ class Disagreement:
 def disagreements(
     scores: Scores, tasks: Sequence[Task], settings: Sequence[str], folder: Path, token_bytes: Sequence[bytes]
 ) -> dict[str, list[Disagreement]]:
-    """Return examples by setting; settings without any are left out."""
+    """Return the examples to show for each setting; settings without examples are left out."""
     questions = [question for task in tasks for question in task.questions]
     indices = {setting: _choose(scores, setting) for setting in settings if setting != AR.name}
     ids = {

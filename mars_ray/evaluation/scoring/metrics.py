@@ -1,4 +1,5 @@
-"""Compute accuracy, tokens per forward and agreement by setting and task, with spreads, intervals and p-values."""
+"""Compute accuracy, tokens per forward and agreement for each setting and task, with spreads, intervals and
+p-values."""
 
 from collections.abc import Callable, Sequence
 

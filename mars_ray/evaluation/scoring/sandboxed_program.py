@@ -23,7 +23,7 @@ from typing import IO, Any
 JOIN_SESSION_KEYRING = 1
 SET_DUMPABLE = 4
 KEYCTL = {"x86_64": 250, "aarch64": 219}
-"""Number of the keyctl system call, by processor."""
+"""Number of the keyctl system call on each type of processor."""
 SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 

@@ -1,4 +1,4 @@
-"""Score the answers of a job, which are read from its parquet shards with traces.
+"""Score the answers of a job, reading them and their traces from the job's parquet shards.
 
 The model is loaded only if the agreement of some answer is not cached.
 """
@@ -53,7 +53,7 @@ class Scorer:
     """True to compare every token with the choice of autoregressive decoding."""
 
     def score(self, folder: Path, tasks: Sequence[Task], settings: Sequence[str], block: int) -> Scores:
-        """Return the scores of the answers in a folder of rows."""
+        """Return the scores of the answers in `folder`, which holds the job's rows."""
         scores = Scores(tasks, settings, block)
         questions = {question.name: question for task in tasks for question in task.questions}
         total = ds.dataset(folder).count_rows()
@@ -115,7 +115,7 @@ def read_answers(folder: Path, ids: Collection[str] | None = None) -> Iterator[l
 
 
 def row_id(question: Question, setting: str) -> str:
-    """Return the id of the job's row for a question at a setting."""
+    """Return the id of the job's row that answers a question with a setting."""
     return f"{question.name}/{setting}"
 
 

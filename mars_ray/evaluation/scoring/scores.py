@@ -27,7 +27,7 @@ class ScoredAnswer:
     key: bytes
     """Hash of the tokens, `KEY_BYTES` bytes long."""
     accepted_lengths: Sequence[int]
-    """Number of tokens from each forward."""
+    """Number of tokens that each forward gave."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

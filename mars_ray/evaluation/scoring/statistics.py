@@ -1,4 +1,5 @@
-"""Statistics of right and wrong answers: spreads, intervals and paired tests. None assumes a normal distribution.
+"""Statistics of right and wrong answers: spreads, intervals and paired tests. None of them assumes a normal
+distribution.
 
 The bootstrap draws the count of each distinct value from a multinomial distribution. This is equivalent to drawing
 examples with replacement, and a thousand times faster.
@@ -41,7 +42,7 @@ def mcnemar(better: int, worse: int) -> float:
 
 
 def flipped_signs(groups: Sequence[NDArray[np.int8]]) -> float:
-    """Return the two-sided p-value of the mean of the groups' means, for changes of -1, 0 and 1.
+    """Return the two-sided p-value for the mean of the groups' mean changes; a change is -1, 0 or 1.
 
     This is McNemar's test with equal weights per group. It flips the sign of each change at random, `RESAMPLES` times.
     """

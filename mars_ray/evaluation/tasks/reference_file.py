@@ -34,7 +34,7 @@ class Referenced:
 
 
 def read_references(path: AnyPath, match: str) -> list[Referenced]:
-    """Read all records; `match` applies to records that have none.
+    """Read all records; `match` applies to records that do not set one.
 
     Raises a `ConfigError` for an unknown match, and a `DataError` that names the first unusable record.
     """
@@ -84,7 +84,7 @@ def _record(fields: dict[str, Any], default: str) -> Referenced:
 
 def _reference(value: Any, match: str) -> str:
     if match == "json":
-        # A string holds JSON source; any other value is the JSON value itself.
+        # A string is JSON source; any other value is the JSON value itself.
         text = value if isinstance(value, str) else json.dumps(value)
         if not same_json(text, text):
             raise BadRecordError(f"its reference is not JSON, or has a key twice: {shortened(value)}")

@@ -1,4 +1,4 @@
-"""Open tasks, which are sets of questions with references, by name.
+"""Open tasks by their names. A task is a set of questions with references.
 
 For a family, each seed is a different sample of its held-out examples. The records of a file are dealt to the seeds in
 turn.
@@ -64,7 +64,7 @@ class TaskOptions:
     max_tokens: int | None = None
     """Maximum number of tokens per answer; None uses the default of each task."""
     match: str = "exact"
-    """Kind of comparison for records of a file that name none."""
+    """Kind of comparison for those records of a file that do not set one."""
     data: AnyPath | None = None
     """Folder with the benchmarks."""
     allow_code_execution: bool = False

@@ -1,4 +1,4 @@
-"""Compare answers with references, using the verifier of a task family or a kind of match.
+"""Compare answers with references, using either the verifier of a task family or a type of match (such as exact match).
 
 Answers that are code are run by `code_check` instead.
 """
@@ -39,5 +39,6 @@ def _matches(reference: str, text: str) -> bool:
 
 
 FILE_MATCHES: dict[str, Callable[[str, str], bool]] = {"exact": same_text, "regex": _matches, "json": same_json}
-"""Matches for files: equal apart from surrounding white space, found in the text, or equal as JSON values."""
+"""Types of match for files: "exact" ignores surrounding white space, "regex" finds the reference in the text as a
+regular expression, and "json" compares JSON values."""
 MATCHES = FILE_MATCHES | {"number": _same_number} | {name: family.verify for name, family in FAMILIES.items()}

@@ -1,7 +1,7 @@
 """The cache of converted models; each model is converted once.
 
 In:    the name of a folder, and a function that writes it.
-Out:   the folder, for any number of concurrent processes and after any kill.
+Out:   the complete folder, even if several processes ask for it at once or a process is killed.
 Never: shows a half-written folder.
 """
 
@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder or file `name` in the cache; if it is missing, first call `make` with its path.
+    """Return the folder or file `name` in the cache; if it is missing, first call `make` with the path.
 
     `make` must write under another name, such as one in `scratch_for`, and rename the result. One process calls `make`
     while others wait. Leftovers of killed processes are removed. Raises `OutputError` if the cache is not writable.

@@ -43,8 +43,8 @@ def converted(file: Path) -> Path:
 def convert(file: Path, folder: Path) -> None:
     """Write the model in `file` to `folder`, which must be absent. Raises `ModelError` if the conversion fails.
 
-    A child process reads the file. It can be killed, sees no other file in the folder, and cannot read an answer to a
-    question whether code may run.
+    A child process reads the file. It can be killed, sees no other file in the folder, and has no standard input on
+    which it could be permitted to run code.
     """
     size = file.stat().st_size
     memory = min(MEMORY_BYTES + MEMORY_TIMES * size, psutil.virtual_memory().total)

@@ -32,7 +32,7 @@ from mars_ray.model.folder import check_folder
 from mars_ray.progress import ProgressLine
 
 _KEPT = {"F32": torch.float32, "F16": torch.float16}
-"""Dtypes that are kept, by name in GGUF."""
+"""Dtypes that are kept, keyed by their names in GGUF."""
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -44,7 +44,7 @@ _SIZES = {
     "context_length": "max_position_embeddings",
     "expert_count": "num_experts",
 }
-"""Names of sizes in transformers, by name in GGUF after the prefix of the architecture."""
+"""Names of sizes in transformers, keyed by their names in GGUF without the prefix of the architecture."""
 
 
 def main(file: Path, folder: Path, memory_bytes: int) -> None:
@@ -76,7 +76,7 @@ def _convert(file: Path, folder: Path) -> None:
             str(file.parent),
             gguf_file=file.name,
             dtype=dtype,
-            # Otherwise weights would stay packed if a kernel can be fetched from a hub.
+            # Otherwise weights would stay packed if a kernel could be fetched from a hub.
             quantization_config=GgufConfig(dequantize=True),
             local_files_only=True,
             trust_remote_code=False,
@@ -92,7 +92,8 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _checked_dtype(file: Path) -> torch.dtype:
-    """Return the common dtype of all matrices if it is in `_KEPT`, otherwise bfloat16. Vectors usually have 32 bits.
+    """Return the common dtype of all matrices if it is in `_KEPT`, otherwise bfloat16. Vectors are not considered,
+    because they usually have 32 bits.
 
     Raises `ModelError` if sizes are out of bounds.
     """

@@ -32,7 +32,7 @@ FILES = (
     "*.safetensors.index.json",
     "config.json",
     "generation_config.json",
-    "adapter_config.json",  # tells that the folder is an adapter, which is refused
+    "adapter_config.json",  # shows that the folder is an adapter, which is refused
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -56,7 +56,7 @@ _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model on a hub: `organisation/name`, and a branch, tag or commit; None means the newest commit."""
+    """A model on a hub: `organisation/name`, and a branch, tag or commit, where None means the newest commit."""
 
     repository: str
     revision: str | None
@@ -89,8 +89,8 @@ def cached_names() -> list[str]:
 def download(name: HubName, hint: str) -> Path:
     """Return the folder of the model in the cache, after downloading missing files.
 
-    Without a network the cache must be complete. Raises `ModelError` if the download fails; `hint` ends the message if
-    the model may not exist.
+    Without a network the cache must be complete. Raises `ModelError` if the download fails; `hint` is appended to the
+    message if the model may not exist.
     """
     try:
         folder = Path(

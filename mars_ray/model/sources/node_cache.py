@@ -1,8 +1,8 @@
 """The cache of models fetched from other machines and stores; a machine fetches each model once.
 
 In:    the files of a folder, each with size and digest, and a function that reads pieces of a file.
-Out:   a local folder with the files, for any number of concurrent processes; an interrupted fetch is resumed.
-Never: returns an incomplete file, removes a folder in use, uses more than half of the available disk space.
+Out:   a local folder with the files, even if several processes ask for it at once; an interrupted fetch is resumed.
+Never: returns an incomplete file, removes a folder in use, or takes up more than half of the available disk space.
 
 The name of a folder is a digest of its content. A process holds a shared lock on the folders that it uses until it
 ends. The least recently used folders are removed to make room for a new one.
@@ -50,14 +50,14 @@ class RemoteFile:
 
 
 ReadPiece = Callable[[str, int, int], bytes]
-"""Reads a piece of a file, from (name, start, end)."""
+"""Takes (name, start, end), and returns this piece of the file called name."""
 
 
 def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
     """Return a folder called `name` with `files`; fetch them first if the cache lacks this content.
 
-    Raises `ModelError` if a file has another size or digest or the model is too large for the cache, `OutputError` if
-    the cache is not writable, and any error of `read`.
+    Raises `ModelError` if a file does not have the stated size or digest or the model is too large for the cache,
+    `OutputError` if the cache is not writable, and any error of `read`.
     """
     content = json.dumps([name, [asdict(file) for file in sorted(files, key=lambda file: file.name)]])
     key = hashlib.blake2b(content.encode(), digest_size=NAME_DIGITS // 2).hexdigest()
@@ -85,7 +85,7 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
 
 
 def is_fetched(folder: Path) -> bool:
-    """Return whether `folder` is in this cache, and so must not be changed."""
+    """Return whether `folder` is in this cache, in which case it must not be changed."""
     return folder.absolute().is_relative_to(_cache())
 
 
@@ -94,7 +94,7 @@ def _cache() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a local file for `RemoteFile`; reads about a gigabyte per second."""
+    """Return the digest of a local file for `RemoteFile`; about a gigabyte is read per second."""
     with path.open("rb") as file:
         return f"blake2b:{hashlib.file_digest(file, 'blake2b').hexdigest()}"
 

@@ -1,4 +1,4 @@
-"""Share a folder of one node with all nodes of the cluster (shell).
+"""Ray shell: share a folder of one node with all nodes of the cluster.
 
 Files are sent through Ray's object store in pieces, and stay in the cache of each machine for all workers and later
 jobs. Nothing is sent to a node that already has the folder: its own node, or a node with a shared disk.
@@ -16,9 +16,9 @@ from mars_ray.errors import ModelError
 from mars_ray.model.sources.node_cache import NODE_URL, RemoteFile, fetched, file_digest
 
 ANSWER_S = 28.0
-"""Seconds without an answer after which a node is considered unreachable."""
+"""A node that gives no answer for this many seconds is considered unreachable."""
 READ_BYTES_PER_S = 50e6
-"""Assumed minimum speed of a disk."""
+"""Assumed minimum speed of a disk, in bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from mars_ray.model.sources.node_cache import RemoteFile, fetched
 from mars_ray.storage.location import AnyPath, check_reachable, locate_url, store_errors
 
 VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
-"""Fields that change with the content of a file, in several stores."""
+"""Fields in the metadata of various stores that change with the content of a file."""
 
 
 def fetched_from_store(url: str) -> Path:
     """Return the local copy of the folder or .gguf file at `url`.
 
-    Raises `ConfigError` within half a minute if the store is unreachable, `ModelError` if `url` holds no model.
+    Raises `ConfigError` within half a minute if the store is unreachable, and `ModelError` if `url` holds no model.
     """
     path = locate_url(url.rstrip("/"))
     check_reachable(path)
@@ -50,7 +50,7 @@ def _fetched(name: str, folder: UPath, infos: dict[str, dict[str, Any]]) -> Path
 
 
 def _files(path: UPath) -> dict[str, dict[str, Any]]:
-    """Return the store's metadata of a file, or of each file in a folder, by name."""
+    """Return the store's metadata of a file, or of each file in a folder, keyed by file name."""
     infos: dict[str, dict[str, Any]] = path.fs.find(path.path, maxdepth=1, detail=True)
     return {name.rpartition("/")[2]: info for name, info in infos.items()}
 

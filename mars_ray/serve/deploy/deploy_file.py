@@ -1,9 +1,10 @@
 """Read, check and complete a Serve config file of this endpoint.
 
-In:    a path, or None; options of the command line.
+In:    a path, or None; command-line options.
 Out:   the fields of Ray Serve's schema, with one application. The settings under `args` are checked here. Names and
        values that belong to Ray Serve are checked by `serve.ray.schema`, which takes the rules from Ray.
-Never: reads the key file, or the model except in `share_cpus`. The nodes must have both, but this machine may not.
+Never: reads the key file; reads the model, except in `share_cpus`. The nodes must have both, but this machine need
+       not have either.
 
 Relative paths in the file start from the working directory, like those on the command line and in every other file.
 They are made absolute because the processes that open them may run in another working directory.
@@ -36,11 +37,11 @@ def read_deploy_file(
     host: str | None = None,
     port: int | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of the file at `path`, or defaults for a single machine if it is None.
+    """Return the fields of the file at `path`; if `path` is None, return defaults for a single machine.
 
     The other arguments override those fields. `adapters` are folders or hub names; the prefix `NAME=` marks an adapter
-    that callers select by name. `engine` holds fields of `EngineConfig`; a None among them keeps the file's value.
-    Raises `ConfigError` naming the file and the field.
+    that callers select by name. `engine` holds fields of `EngineConfig`; for each field that is None, the file's value
+    stays. Raises a `ConfigError` that names the file and the field.
     """
     source = "the command line" if path is None else str(path)
     fields = {} if path is None else _read(path)
@@ -57,6 +58,8 @@ def read_deploy_file(
     if engine:
         args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | engine}
     config = parse_config(args, source, "applications[0].args")
+    if config.engine.rehearse is not None:
+        args = args | {"engine": args["engine"] | {"rehearse": config.engine.rehearse}}  # with the absolute path
     check_exposure(str(http["host"]), config)
     return (
         {"proxy_location": "HeadOnly", "logging_config": {"enable_access_log": False}}
@@ -88,7 +91,7 @@ def _mapping(fields: dict[str, Any], name: str, source: str) -> dict[str, Any]:
 
 
 def _certificate(http: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the absolute paths of certificate and key. Raises `ConfigError` if only one is given."""
+    """Return the absolute paths of the certificate and the key. Raises `ConfigError` if only one of them is given."""
     paths = {name: http[name] for name in ("ssl_certfile", "ssl_keyfile") if http.get(name)}
     for name in ("ssl_keyfile_password", "ssl_ca_certs"):
         if http.get(name):
@@ -115,7 +118,7 @@ def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _adapters(options: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of `--adapter DIR` and `--adapter NAME=DIR`."""
+    """Return the settings `adapter` and `adapters` for the options `--adapter DIR` and `--adapter NAME=DIR`."""
     settings: dict[str, Any] = {"adapter": None, "adapters": {}}
     for option in options:
         name, equals, folder = option.partition("=")
@@ -133,7 +136,7 @@ def _adapters(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _absolute(config: ServeConfig) -> dict[str, Any]:
-    """Return the path settings whose values change when they are made absolute."""
+    """Return the settings that hold relative paths, with these paths made absolute."""
     paths: dict[str, Any] = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
     paths["model"] = _absolute_path(config.model)
     paths["adapter"] = config.adapter and _absolute_path(config.adapter)
@@ -142,7 +145,7 @@ def _absolute(config: ServeConfig) -> dict[str, Any]:
 
 
 def _absolute_path(name: str) -> str:
-    """Return the absolute path of a folder on this machine; return any other name unchanged."""
+    """Return an absolute path if `name` is a folder on this machine; return any other name unchanged."""
     folder = Path(name).expanduser()
     return str(folder.absolute()) if name != BUNDLED and folder.exists() else name
 
@@ -158,8 +161,8 @@ def share_cpus(fields: dict[str, Any]) -> dict[str, Any]:
     engines: dict[str, Any] = next((entry for entry in deployments if entry.get("name") == "Engine"), {})
     autoscaling = engines.get("autoscaling_config") or {}
     replicas = autoscaling.get("max_replicas") if autoscaling else engines.get("num_replicas", 1)
-    # Keep the fields if they already set the CPUs, or if the number of engines is unknown: `num_replicas: auto` means
-    # up to 100.
+    # Return the fields unchanged if they already set the CPUs, or if the number of engines is unknown:
+    # `num_replicas: auto` means up to 100.
     if config.engine.threads or engines.get("ray_actor_options") or not isinstance(replicas, int) or replicas < 1:
         return fields
     folder = resolve_model(config.model)

@@ -3,8 +3,8 @@
 In:    the environment of Ray on that machine. `mars-ray serve` sets it for a cluster that it starts; on your own
        cluster, you set it.
 Out:   the `bind` line of HAProxy's configuration, and the lines that limit connections per client.
-Never: passes host or certificate on to the gateways: HAProxy speaks plain HTTP to them. Gateways on
-       the same machine listen on the loopback interface.
+Never: passes the host or the certificate on to the gateways: HAProxy speaks plain HTTP to them, and gateways on the
+       same machine listen on the loopback interface.
 """
 
 import os
@@ -65,7 +65,9 @@ def connection_limit() -> Iterator[str]:
 
 
 def certificate_with_key() -> str | None:
-    """Return certificate and key as one PEM text; None without TLS. Raises `ConfigError` for an unusable pair."""
+    """Return the certificate and its key as one PEM text, or None without TLS. Raises `ConfigError` for an unusable
+    pair.
+    """
     certificate = os.environ.get(CERTIFICATE)
     key = os.environ.get(KEY)
     if not certificate and not key:
@@ -77,7 +79,7 @@ def certificate_with_key() -> str | None:
 
 
 def check_certificate(certificate: Path, key: Path) -> None:
-    """Raise a `ConfigError` with the reason unless a TLS handshake succeeds with the two files now."""
+    """Try a TLS handshake with the two files. If it fails, raise a `ConfigError` with the reason."""
     for file, label in ((certificate, "the certificate"), (key, "the key")):
         try:
             file.read_bytes()
@@ -92,8 +94,9 @@ def check_certificate(certificate: Path, key: Path) -> None:
     try:
         server.load_cert_chain(certificate, key, password=no_password)
         client.load_verify_locations(certificate)
-        client.check_hostname = False  # only callers know the host name that they use
-        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # callers decide which signers they trust
+        # Accept any host name and any signer: only callers know which name they use and which signers they trust.
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _shake_hands(server, client)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

@@ -1,15 +1,18 @@
 """Patch the HAProxy configuration that Ray Serve writes, then run HAProxy in place of this process.
 
 In:    HAProxy's command line, as Ray passes it to this program (the value of `RAY_SERVE_HAPROXY_BINARY_PATH`).
-Out:   HAProxy in place of this process, with a patched configuration; its error answers in files next to it.
+Out:   HAProxy in place of this process, with a patched configuration; files next to this configuration that hold
+       HAProxy's error answers.
 Never: imports Ray, or changes the names, sockets and ports that Ray reads back.
 
 These are the changes to the template of Ray 2.60.0 for HAProxy 2.8.25:
 
 - Splicing is off. With `option splice-request`, HAProxy stops reading from the client after it has forwarded a body
-  that arrived separately from its head. It then misses a disconnect, keeps the request running and occupies one core.
-- A request's head must arrive within `HEAD_SECONDS`. A client that should send or read, but does nothing for
-  `CLIENT_SECONDS`, is disconnected, and an idle connection is closed after `IDLE_SECONDS`. Answers have no time limit.
+  that arrived separately from its head. HAProxy then misses a disconnect, keeps the request running and occupies one
+  core.
+- A request's head must arrive within `HEAD_SECONDS`. A client whose turn it is to send or read, but which does
+  nothing for `CLIENT_SECONDS`, is disconnected, and an idle connection is closed after `IDLE_SECONDS`. Answers have no
+  time limit.
 - TLS and a limit on connections per client address are added if `front` configures them.
 - The admin socket, the configuration and the certificate are private to this user, because anybody who can write to the
   socket can redirect requests, with their keys, to any server.
@@ -17,9 +20,10 @@ These are the changes to the template of Ray 2.60.0 for HAProxy 2.8.25:
   configured gateway any more, the answer is a 503 with Retry-After; Ray's template sends 500 and 404. The answers of
   the HTTP parser cannot be changed: 400 for malformed HTTP and 408 for a slow head remain HTML pages.
 - The loss of a gateway's machine is detected within `GONE_SECONDS`, even in the middle of a request. TCP keep-alive
-  detects it, or TCP's user timeout while sent data is not acknowledged, because keep-alive is suspended then.
-- A backend without servers keeps its previous servers. Ray lists none while it builds a new version of the application
-  (some ten seconds of a rolling update), and the old gateways still answer.
+  usually detects the loss. While sent data is not acknowledged, keep-alive is suspended and TCP's user timeout detects
+  the loss instead.
+- A backend without servers keeps its previous servers. Ray lists no servers while it builds a new version of the
+  application (some ten seconds of a rolling update), although the old gateways still answer.
 - Ray's own proxy is removed as a backup server, because its error answers are plain text.
 - Statistics are available on this machine only.
 
@@ -63,13 +67,14 @@ ANSWERS = {
     503: UNAVAILABLE,
     504: UNAVAILABLE,
 }
-"""Replacements for HAProxy's own answers, by status: the status sent, its name, and OpenAI's code and message."""
+"""Replacements for HAProxy's own answers, keyed by HAProxy's status. Each holds the status to send, the name of that
+status, and the code and message in OpenAI's format."""
 
 _SECTION = re.compile(r"(?:global|defaults|frontend|backend|listen)\b.*")
 
 
 def main() -> None:
-    """Patch the configuration that the command line names, and run HAProxy in this process."""
+    """Patch the configuration named on the command line, then run HAProxy in place of this process."""
     arguments = sys.argv[1:]
     try:
         patch(Path(arguments[arguments.index("-f") + 1]))
@@ -83,7 +88,8 @@ def main() -> None:
 
 
 def patch(path: Path) -> None:
-    """Apply the changes listed above to the configuration at `path`, and write HAProxy's error answers next to it.
+    """Apply the changes that the module docstring lists to the configuration at `path`, and write HAProxy's error
+    answers next to it.
 
     Raises `OutputError` if another account could change the files there, `ConfigError` for an unusable certificate.
     """
@@ -135,7 +141,7 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
 
 
 def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
-    """Yield the lines. A backend without servers gets its previous ones from the file `memory`."""
+    """Yield `lines`, and give each backend without servers its previous servers, which the file `memory` holds."""
     previous: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
     sections: list[list[str]] = [[]]
     for line in lines:

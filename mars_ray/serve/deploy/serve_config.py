@@ -37,8 +37,9 @@ class EngineConfig(EngineTuning):
     max_waiting_seqs: AtLeastOne = 64
     """Maximum number of sequences that wait in a replica."""
     threads: AtLeastOne | None = None
-    """Threads of a step on a CPU, and CPUs that the replica reserves in Ray. None means the CPUs that its deployment
-    reserves, at least 1. On a single machine, `mars-ray serve` divides the CPUs among the engines."""
+    """Number of threads that run a step on a CPU, and of CPUs that the replica reserves in Ray. None means the number
+    of CPUs that the deployment reserves for a replica, at least 1. On a single machine, `mars-ray serve` divides the
+    CPUs among the engines."""
     dtype: DtypeOrAuto = "auto"
     """`auto` means bfloat16 for large 16-bit checkpoints on machines with fast bfloat16, and float32 otherwise."""
 
@@ -52,11 +53,11 @@ class ServeConfig(_Settings):
     adapter: str | None = None
     """Adapter trained for the model: 'smollm2' (part of the package), a folder, a URL, or a name on a hub."""
     adapters: dict[str, str] = {}
-    """Further adapters by name. Each is a model of the endpoint, and callers select it by its name."""
+    """Further adapters, keyed by name. Callers select an adapter as a model, by this name."""
     name: str | None = None
     """Name of the model in the API; None means the name of its folder."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
-    """Mode of requests that do not set one. 'exact' returns the answers of decoding one token at a time, but faster."""
+    """Mode of requests that do not set one. 'exact' returns the same answers as 'ar', but faster."""
     threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
     """Threshold of requests that do not set one. Under load, the controller lowers it. At 1, drafts are verified, so
     answers equal those of decoding one token at a time."""
@@ -64,14 +65,14 @@ class ServeConfig(_Settings):
     """Classes of service. A key may name its class; keys without one belong to the first class. Requests with
     `service_tier: flex` belong to the class `batch` if it exists."""
     controller: str | None = None
-    """Name of the controller of the thresholds. Deployments with the same controller and the same settings are
+    """Name of the controller that sets the thresholds. Deployments with the same controller and the same settings are
     controlled together. None means the controller of the Serve application."""
     control: ControlSettings = ControlSettings()
     """Settings for adapting thresholds to the load."""
     engine: EngineConfig = EngineConfig()
     limits: RequestLimits = RequestLimits()
     keys: Path | None = None
-    """File of API keys (`mars-ray keys add`), which every node must have. Without it, the endpoint listens on the
+    """File of API keys (`mars-ray keys add`), which every node must have. An endpoint without a key file listens on the
     loopback interface only."""
     allowed_hosts: frozenset[str] = LOOPBACK
     """Names that the endpoint accepts in the Host header; '*' accepts all."""
@@ -102,7 +103,7 @@ class ServeConfig(_Settings):
         return self.name or short_name(self.model)
 
     def engine_spec(self, folder: Path, cpus: float = 1.0) -> EngineSpec:
-        """Return the spec of the engine for the model in `folder`; Ray has reserved `cpus` CPUs for its replica."""
+        """Return the spec of an engine for the model in `folder`; Ray has reserved `cpus` CPUs for each replica."""
         engine = self.engine
         return EngineSpec(
             folder=folder,
@@ -119,7 +120,7 @@ class ServeConfig(_Settings):
         )
 
     def plan(self, folder: Path) -> ControlPlan:
-        """Return the control plan for the model in `folder`. Raises `ModelError` for an invalid card."""
+        """Return the control plan for the model in `folder`. Raises `ModelError` if the card is invalid."""
         card = decoding_card(folder, resolve_adapter(self.adapter))
         points = card.calibration if card else ()
         return ControlPlan(
@@ -133,14 +134,19 @@ class ServeConfig(_Settings):
 
 
 def parse_config(fields: dict[str, Any], source: str = "args", path: str = "") -> ServeConfig:
-    """Return the settings in `fields`. Raises `ConfigError` naming the first wrong field, below `path` in `source`."""
+    """Return the settings in `fields`.
+
+    Raises a `ConfigError` that names `source` and the first wrong field by its full path, which begins with `path`.
+    """
     check_names(ServeConfig, fields, source, path)
     try:
         return ServeConfig.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(filter(None, (path, *map(str, first["loc"]))))
-        raise ConfigError(f"{source}: {name}: {first['msg']}; it is {first['input']!r}.") from None
+        raise ConfigError(
+            f"{source}: {name}: {first['msg'].removeprefix('Value error, ')}; it is {first['input']!r}."
+        ) from None
 
 
 def check_exposure(host: str, config: ServeConfig) -> None:
@@ -173,7 +179,7 @@ def check_names(model: type, fields: Any, source: str, path: str = "") -> None:
 
 
 def _fields_of(model: Any) -> dict[str, FieldInfo] | None:
-    """Return the fields of a pydantic model or dataclass; None for any other type."""
+    """Return the fields of a pydantic model or dataclass, or None for any other type."""
     if not isinstance(model, type):
         return None
     if issubclass(model, BaseModel):
@@ -182,7 +188,7 @@ def _fields_of(model: Any) -> dict[str, FieldInfo] | None:
 
 
 def _model_in(annotation: Any) -> type | None:
-    """Return the first pydantic class in an annotation such as `Optional[List[Model]]`; None if it has none."""
+    """Return the first pydantic class in an annotation such as `Optional[List[Model]]`, or None."""
     if _fields_of(annotation) is not None:
         model: type = annotation
         return model

@@ -1,4 +1,4 @@
-"""Limit the size and the time of request heads in uvicorn, which by itself limits neither.
+"""Limit the size of request heads and the time for them to arrive, because uvicorn limits neither.
 
 In:    connections to a gateway's own port, without a load balancer in front.
 Out:   connections whose heads arrive complete, in time and within the size limit; the others end with a 431 or 408.
@@ -63,7 +63,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes) -> None:
         self._stop_waiting()
-        if self.cycle is None or self.cycle.response_complete:  # not in the middle of an answer
+        if self.cycle is None or self.cycle.response_complete:  # never write into the middle of an answer
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
 

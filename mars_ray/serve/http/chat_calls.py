@@ -2,7 +2,7 @@
 
 In:    messages, and the other fields of a `/v1/chat/completions` body.
 Out:   objects of the `openai` package; a `MarsRayError` for a request that cannot be answered.
-Never: checks permissions: every holder of a handle may call.
+Never: checks permissions: anyone who holds a handle may call.
 """
 
 import time
@@ -40,7 +40,7 @@ class _Call:
 
 
 class ChatCalls:
-    """Answers conversations with the engines of a running endpoint, in the class of service `service_class`."""
+    """Uses the engines of a running endpoint to answer conversations, in the class of service `service_class`."""
 
     def __init__(self, endpoint: Endpoint, service_class: str) -> None:
         self._endpoint = endpoint
@@ -69,7 +69,7 @@ class ChatCalls:
         return call.builder.full(deltas, call.usage.usage())
 
     async def _prepared(self, messages: Messages, fields: Mapping[str, Any]) -> _Call:
-        """Return the request to the engine. Raises `RequestError` where the HTTP API answers 400."""
+        """Return the request to the engine. Raises `RequestError` in the cases that the HTTP API answers with 400."""
         served = await self._endpoint.model_info()
         payload = {"model": served.name, "messages": [dict(message) for message in messages], **fields}
         try:

@@ -32,16 +32,16 @@ class ControlClient(Protocol):
         """Return the state and the decisions of the controller."""
 
     async def live(self, controller: str, after: int) -> LiveReport:
-        """Return the state of the cluster, and its history after frame `after` of the controller with that id."""
+        """Return the cluster's state, and its history after frame `after` of the controller with id `controller`."""
 
     async def jobs(self) -> list[RunningJob]:
         """Return the batch jobs on the cluster."""
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override the policy for a class, or for all if `name` is None. Raises `ConfigError`."""
+        """Override the policy for the class `name`, or for all classes if `name` is None. Raises `ConfigError`."""
 
     async def clear_threshold(self, name: str | None) -> None:
-        """End an override, so that the policy decides again. Raises `ConfigError`."""
+        """End the override for `name`, so that the policy decides again. Raises `ConfigError`."""
 
 
 EVERY_S = 1.0
@@ -49,10 +49,10 @@ LASTS_S = 15.0
 """Seconds until a viewer must reconnect. Live views are short because a stopping gateway waits for open responses."""
 JOBS_EVERY_S = 5.0
 VIEWERS = 8
-"""Maximum number of concurrent live views. Each one occupies a place among the operators' requests."""
+"""Maximum number of concurrent live views. Each one counts towards the limit on operators' requests."""
 MANY_REPLICAS = 200
 THIN = 3
-"""Only every third past frame is sent above `MANY_REPLICAS`, which is enough for the width of a page."""
+"""With more than `MANY_REPLICAS` replicas, only every third past frame is sent, enough for the width of a page."""
 
 
 class LiveFeed:
@@ -63,9 +63,9 @@ class LiveFeed:
         self._viewers = 0
 
     def events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
-        """Return the events for one viewer, which already has the frames up to `after` of the controller with that id.
+        """Return the events for one viewer. Raises an `ApiError` if there are too many viewers.
 
-        Raises an `ApiError` if there are too many viewers.
+        The viewer already has the frames up to `after` of the controller with id `controller`.
         """
         if self._viewers >= VIEWERS:
             message = f"{VIEWERS} live views are open already, which is the maximum. Close one."
@@ -144,7 +144,7 @@ def control_routes(control: ControlClient) -> APIRouter:
 
     @routes.get("/live", include_in_schema=False)
     async def live(controller: str = "", after: int = 0) -> Response:
-        """Stream the history after frame `after` of the controller with that id, then new events, to the live view."""
+        """Stream the history after frame `after` of the controller with id `controller`, then new events."""
         return EventStreamResponse(feed.events(controller, after), {})
 
     @routes.put("/threshold", status_code=204)

@@ -1,7 +1,7 @@
 """Answer a request of the API, from its checked body to its response.
 
-In:    bodies; engines behind an `EngineClient`; a tokenizer behind `TokenizerProcess`.
-Out:   Starlette responses, complete or streamed; the usage of each in its `Exchange`, for log and metrics.
+In:    request bodies; engines behind an `EngineClient`; a tokenizer behind `TokenizerProcess`.
+Out:   Starlette responses, complete or streamed; each request's usage in its `Exchange`, for the log and the metrics.
 Never: starts work for a client that has disconnected, or sends a status that a later error could contradict.
 """
 
@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.request import Request as EngineRequest
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error
@@ -79,6 +80,15 @@ class _Generation:
     http: Request
     builder: ResponseBuilder
     usage: ResponseUsage
+    rehearsal: str | None
+    """Machine whose step times the engine takes; None if steps take the time of this machine."""
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response, which go out with the first chunk of a stream."""
+        headers = {"x-mars-threshold": self.usage.threshold_range}
+        if self.rehearsal:
+            headers["x-mars-rehearsal"] = ascii(modelled_step_time(self.rehearsal))[1:-1]
+        return headers
 
     def running(self) -> asyncio.Semaphore:
         """Return a semaphore that limits how many prompts of this request run at a time."""
@@ -142,7 +152,8 @@ class Endpoint:
         return info
 
     def service_class(self, body: GenerateRequest, own: str) -> str:
-        """Return the class of service of a request: the caller's `own`, or the batch class for `service_tier: flex`."""
+        """Return the class of service of a request: the caller's class `own`, or the batch class for `service_tier:
+        flex`."""
         return self._batch_class or own if body.service_tier == "flex" else own
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
@@ -221,7 +232,7 @@ class Endpoint:
             default_sampling=self.default_sampling,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
-        generation = _Generation(body, requests, http, builder, exchange.usage)
+        generation = _Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal)
         return await (self._stream(generation) if body.stream else self._full(generation))
 
     async def _full(self, generation: _Generation) -> Response:
@@ -242,7 +253,7 @@ class Endpoint:
         return Response(
             generation.builder.full(full, usage.usage()).model_dump_json(exclude_unset=True),
             media_type="application/json",
-            headers={"x-mars-threshold": usage.threshold_range},
+            headers=generation.headers(),
         )
 
     async def _stream(self, generation: _Generation) -> Response:
@@ -260,14 +271,13 @@ class Endpoint:
         except BaseException:
             await arriving.aclose()
             raise
-        headers = {"x-mars-threshold": generation.usage.threshold_range}
-        return EventStreamResponse(_events(generation, first, arriving), headers)
+        return EventStreamResponse(_events(generation, first, arriving), generation.headers())
 
 
 async def _events(
     generation: _Generation, first: NumberedChunk, arriving: AsyncGenerator[NumberedChunk, None]
 ) -> AsyncGenerator[str, None]:
-    """Yield the events of a stream; an error after the first chunk becomes an event, too."""
+    """Yield the events of a stream. An error after the first chunk becomes an event."""
     options = generation.body.stream_options
     builder = generation.builder
     usage = generation.usage
@@ -292,7 +302,7 @@ async def _events(
         except MarsRayError as error:
             exchange = Exchange.of(generation.http.scope)
             refusal = api_error(error, request_id=exchange.request_id)
-            exchange.code = refusal.code  # the log shows it, although the status sent was 200
+            exchange.code = refusal.code  # for the log, because the status that was sent is 200
             yield json.dumps(refusal.body())
 
 

@@ -13,13 +13,14 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.errors import ReplicaLostError
 
 ATTEMPTS = 3
-"""Maximum number of attempts. It is limited because a request itself may kill the replicas."""
+"""Maximum number of attempts. It is small because the request itself may be what kills the replicas."""
 
 T = TypeVar("T")
 
 
 async def collect_with_retry(send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS) -> T:
-    """Return the result of `send`, repeated while replicas die. Raises `ReplicaLostError`."""
+    """Call `send` and return its result; call it again if a replica dies. Raises `ReplicaLostError` if the last attempt
+    fails too."""
     for _ in range(attempts - 1):
         try:
             return await send()
@@ -31,7 +32,8 @@ async def collect_with_retry(send: Callable[[], Awaitable[T]], attempts: int = A
 async def stream_with_retry(
     send: Callable[[], AsyncGenerator[Chunk, None]], attempts: int = ATTEMPTS
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of `send`, repeated while replicas die before the first chunk. Raises `ReplicaLostError`."""
+    """Call `send` and yield its chunks; call it again if a replica dies before the first chunk. Raises
+    `ReplicaLostError` if a replica dies later or in the last attempt."""
     for attempt in range(attempts):
         begun = False
         async with aclosing(send()) as chunks:

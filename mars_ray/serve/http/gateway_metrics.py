@@ -2,7 +2,7 @@
 
 In:    exchanges; the metrics of the engines as text.
 Out:   Prometheus text.
-Never: uses values that a caller chooses as labels: all unknown paths have the same label.
+Never: lets a caller determine the value of a label: all unknown paths have the same label.
 """
 
 from collections.abc import Iterable

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.model_info import ModelInfo
@@ -92,7 +93,7 @@ def make_app(
     retry_after_s: Callable[[], int] = lambda: 1,
     web: bool = False,
 ) -> FastAPI:
-    """Return the app, with the web pages if `web`. The endpoint runs as long as the app does."""
+    """Return the app, including the web pages if `web` is set. The endpoint runs as long as the app does."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -114,7 +115,7 @@ def make_app(
     app.include_router(control_routes(control))
     if web:
         app.include_router(web_routes())
-    app.openapi()  # built now, because all callers would wait 0.1 s if the first request for it built it
+    app.openapi()  # now, because building the schema on demand would make all callers wait 0.1 s
     return app
 
 
@@ -187,6 +188,7 @@ def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> 
 
 
 def _model(model: ModelInfo) -> Model:
+    rehearsal = model.engine.rehearsal
     return Model(
         id=model.name,
         created=model.created,
@@ -194,6 +196,7 @@ def _model(model: ModelInfo) -> Model:
         owned_by="mars-ray",
         max_model_len=model.engine.max_model_len,
         block=model.engine.block,
+        **({"rehearsal": modelled_step_time(rehearsal)} if rehearsal else {}),
     )
 
 
@@ -201,7 +204,7 @@ NOT_SERVED = (
     "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/models, /tokenize and "
     "/detokenize; /openapi.json describes them."
 )
-"""The message of a 404. It lists the served paths for clients of OpenAI's other APIs."""
+"""Message of a 404. It lists the served paths because clients may try OpenAI's other APIs."""
 
 
 def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield the items of all `streams` as they arrive, each with the index of its stream. The first error ends all."""
+    """Yield the items of all `streams` as they arrive, each with the index of its stream. The first error ends
+    all streams."""
     # Hold at most one item, so that streams are read no faster than the items are consumed. The semaphore gives the
     # next turn to the stream that has waited longest. With a queue of size 1, a stream that always has an item could
     # starve the others.
@@ -57,14 +58,14 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
 
 
 async def limited_stream(limit: asyncio.Semaphore, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of `stream` while holding `limit`."""
+    """Yield the items of `stream` while holding the semaphore `limit`."""
     async with limit, aclosing(stream):
         async for item in stream:
             yield item
 
 
 async def limited_call(limit: asyncio.Semaphore, call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `call`, which runs while holding `limit`."""
+    """Return the result of `call`, and hold the semaphore `limit` while it runs."""
     async with limit:
         return await call()
 
@@ -96,7 +97,7 @@ async def run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client disconnects. The body of the request must have been read before."""
+    """Wait until the client disconnects. The body of the request must already have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -6,7 +6,7 @@ Never: blocks the event loop; waits for a template longer than `seconds`.
 
 A sandbox prevents a chat template from doing harm, but not from running for ever (CVE-2026-115911), and a thread cannot
 be stopped. So a process renders one prompt at a time. If a prompt takes too long, the process is killed and restarted.
-Keys take turns, so that a caller waits for at most one prompt of each other key.
+API keys take turns, so that a caller waits for at most one prompt from every other key.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Turns:
                 await future
             except asyncio.CancelledError:
                 if future.done() and not future.cancelled():
-                    self._pass_on()  # the turn arrived just as the caller left
+                    self._pass_on()  # the caller got its turn just as it left
                 raise
         self._taken = key
         try:
@@ -103,8 +103,8 @@ class TokenizerProcess:
             await worker.close()
 
     async def _ask(self, key: str, task: dict[str, Any]) -> dict[str, Any]:
-        # Shield the task: when a caller leaves, the process must live on for the others, without an unread answer in
-        # the pipe.
+        # Shield the task: when a caller leaves, its answer must still be read from the pipe, because the other callers
+        # use the same process.
         answering = asyncio.create_task(self._answer(key, task))
         answering.add_done_callback(lambda done: done.cancelled() or done.exception())
         reply = await asyncio.shield(answering)

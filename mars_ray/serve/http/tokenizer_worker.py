@@ -1,7 +1,7 @@
 """The process of `tokenizer_process`, which renders chat templates and tokenises. Each line is one JSON object.
 
 In:    {"texts": [...]}, {"messages": [...]} or {"tokens": [...]} on standard input.
-Out:   {"prompts": [[id, ...], ...]}, {"text": ...} or {"error": ...}; before them {"ready": true}.
+Out:   {"prompts": [[id, ...], ...]}, {"text": ...} or {"error": ...}; as the first line, {"ready": true}.
 Never: runs a template outside jinja's sandbox, loads torch, or grows by more than `MEMORY_BYTES`.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 1 << 30
-"""Memory that the process may use beyond that of the loaded tokenizer, because a template can build very long texts."""
+"""Memory that the process may use in addition to that of the loaded tokenizer. It is limited because a template can
+build very long texts."""
 
 
 def main(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Access control in front of the app: host, key, role, requests in flight, size of the body. Plain ASGI middleware.
 
 In:    HTTP requests from unknown callers.
-Out:   requests with a known key and within the limits, passed on to the inner app with their body read; an error in
-       OpenAI's format for all others; an `Exchange` per request, which the app gets with `Exchange.of(scope)`.
+Out:   for requests that have a known key and keep within the limits: a call of the inner app, with the body already
+       read; for all others: an error in OpenAI's format. The app gets a request's `Exchange` from `Exchange.of(scope)`.
 Never: passes a request without a key to a path that needs one, keeps a body before the caller is known and admitted, or
        shows internal errors to a caller.
 
@@ -106,7 +106,7 @@ class AccessMiddleware:
         except Exception as error:
             if response.started:
                 log.exception("request %s failed after its response had begun", exchange.request_id)
-                raise  # the server then closes the connection, so that the caller notices the missing rest
+                raise  # makes the server close the connection, so that the caller notices the incomplete answer
             refusal = self._refusal(error, exchange.request_id)
             if refusal.status >= 500:
                 log.exception("request %s failed", exchange.request_id)
@@ -128,7 +128,8 @@ class AccessMiddleware:
         page = needs_no_key and exchange.path not in OPEN_PATHS
         self._hosts.check(headers, page=page)
         if needs_no_key:
-            # Refuse a body, because the caller is unknown and a body costs memory. Health probes are not even counted.
+            # Refuse a body, because the caller is unknown and a body costs memory. Pages count towards a limit; health
+            # probes do not.
             with self.admission.admit_page() if page else nullcontext():
                 await self._run(inner_scope, headers, receive, response, body_bytes=0)
             return
@@ -143,7 +144,8 @@ class AccessMiddleware:
             await self._run(inner_scope, headers, receive, response, body_bytes=self._limits.body_bytes)
 
     def _caller(self, headers: Headers, path: str) -> tuple[str, str]:
-        """Return the name and the class of the caller's key. Raises an `ApiError` if the caller has no access."""
+        """Return the name of the caller's key and its class of service. Raises an `ApiError` if the caller has no
+        access."""
         if self._keys is None:
             return ANONYMOUS, self._default_class
         credentials = values(headers, b"authorization")
@@ -213,7 +215,7 @@ class _Response:
         return time.perf_counter() - self._began_s
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the app; our headers replace headers of the app with the same names."""
+        """Pass on a message of the app; our headers replace the app's headers of the same name."""
         if message["type"] == "http.response.start":
             self._exchange.status = message["status"]
             self._exchange.headers_s = self.seconds()

@@ -1,6 +1,7 @@
 """Limit the requests in flight: per key, in this process, and separately for operators and for pages.
 
-In:    the beginning and the end of each request; its caller, and the role that its path needs, unless it is for a page.
+In:    the beginning and the end of each request; unless the request is for a page, its caller and the role that its
+       path needs.
 Out:   a place, or an `ApiError` 429 that says when to try again.
 Never: waits, or keeps a place after the request has ended, however it ended.
 """
@@ -41,7 +42,10 @@ class Admission:
 
     @contextmanager
     def admit(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
-        """Hold a place for a request on a path of `role` within the block. Raises an `ApiError` if all are taken."""
+        """Hold a place, within the block, for a request whose path needs `role`.
+
+        Raises an `ApiError` if no place is free.
+        """
         if role == "operate":
             counts = self._operators
             if counts.total() >= OPERATOR_REQUESTS:
@@ -54,7 +58,7 @@ class Admission:
 
     @contextmanager
     def admit_tokenizing(self, caller: str, *, has_key: bool) -> Iterator[None]:
-        """Hold a tokenizer place within the block, in addition to a place of `admit`."""
+        """Hold a place at the tokenizer within the block, in addition to a place from `admit`."""
         if self._tokenizing[caller] >= (limit := self._limits.tokenize_per_key):
             callers = "This key has" if has_key else "Callers without a key together have"
             raise self._refusal(f"{callers} {limit} tokenizer requests in flight already.", "rate_limit_exceeded")
@@ -108,9 +112,9 @@ LONGEST_S = 60
 
 
 class RetryAfter:
-    """Estimates the time after which to retry, from a running mean of the time that a request takes.
+    """Estimates when a refused caller should retry, from a running mean of the time that a request takes.
 
-    By then, the requests that fill the endpoint now have been answered.
+    After this time, the requests that fill the endpoint now have probably been answered.
     """
 
     def __init__(self) -> None:

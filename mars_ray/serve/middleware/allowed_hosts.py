@@ -16,7 +16,7 @@ from mars_ray.serve.middleware.scope import Headers, values
 _HOST = rb"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
 _AUTHORITY = re.compile(_HOST + rb"(?::[0-9]{0,5})?")
 _OWN_SITE = frozenset({b"same-origin", b"none"})
-"""Values of Sec-Fetch-Site for requests from our own pages and for typed addresses."""
+"""Values of Sec-Fetch-Site for requests from our own pages and for addresses that the user has typed."""
 _ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://" + _HOST + rb"(?::[0-9]{0,5})?")
 
 
@@ -53,7 +53,7 @@ class AllowedHosts:
             )
         for origin in values(headers, b"origin"):
             site = _ORIGIN.fullmatch(origin.lower())
-            if not site or site[1] not in self._names:  # "null", which a sandboxed frame sends, counts as foreign
+            if not site or site[1] not in self._names:  # a sandboxed frame sends "null", which counts as foreign
                 raise _foreign_page()
         is_link = page and values(headers, b"sec-fetch-mode") == [b"navigate"]
         if not is_link and not _OWN_SITE.issuperset(values(headers, b"sec-fetch-site")):

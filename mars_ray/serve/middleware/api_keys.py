@@ -2,7 +2,7 @@
 
 In:    the file, which may change at any time; the key that a caller presents.
 Out:   the matching entry, or None; a new key, shown once.
-Never: stops serving because the file breaks later, or reveals by its timing how close a guess was.
+Never: stops serving because the file becomes invalid after the start, or reveals by its timing how close a guess was.
 
 Hashes are plain SHA-256. Slow, salted hashes protect secrets that can be guessed, but these keys are 256 random bits.
 """
@@ -46,7 +46,7 @@ class Key(BaseModel):
     role: Role
     """`use` may call the model; `operate` may also use all other routes of the endpoint."""
     service_class: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Class of service of requests with this key; None means the first class of the endpoint."""
+    """Class of service for requests with this key; None means the first class of the endpoint."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     created: date
 
@@ -84,17 +84,18 @@ class KeyFile:
         return match
 
     def _reload(self) -> None:
-        """Load the file if it has changed. While it is broken or missing, the keys read last stay in force."""
+        """Load the file if it has changed. While it is invalid or missing, the last valid keys stay in force."""
         now = self._clock()
         if now - self._checked_at < CHECK_SECONDS:
             return
         self._checked_at = now
-        # Take the stamp before reading: if the file changes in between, the stamps differ and it is read again.
+        # Take the stamp before reading: if the file changes in between, the next stamp differs and the file is read
+        # again.
         stamp = _stamp(self._path)
         if stamp is not None and stamp == self._loaded:
             self._complaint = None
             return
-        # Retry at every check until it succeeds, because a read can fail although the file is valid.
+        # If reading fails, retry at every check, because a read can fail although the file is valid.
         try:
             self._keys = read_keys(self._path, self._classes)
         except ConfigError as error:
@@ -139,7 +140,7 @@ def _sha256(presented: str) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return modification time, inode and size of the file, to detect changes; None if it cannot be read."""
+    """Return the file's modification time, inode and size, which reveal changes; None if they cannot be read."""
     try:
         status = path.stat()
     except OSError:
@@ -148,7 +149,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def read_keys(path: Path, classes: Collection[str] | None = None) -> Sequence[Key]:
-    """Return the keys in the file. Raises `ConfigError` naming the file, the entry and the value."""
+    """Return the keys in the file. Raises a `ConfigError` that names the file, the entry and the value."""
     try:
         # The base loader returns every value as a string and runs no constructors, so only these errors can occur.
         entries = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
@@ -188,7 +189,7 @@ def _shown(value: object) -> str:
 
 
 def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
-    """Return `keys`. Raises `ConfigError` for a duplicate name or key, because removing one would not revoke it."""
+    """Return `keys`. Raises `ConfigError` for duplicate names or keys: removing one entry would not revoke the key."""
     names: set[str] = set()
     hashes: set[str] = set()
     for number, key in enumerate(keys, 1):
@@ -205,9 +206,9 @@ def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[Path]:
-    """Lock the file within the block and yield its resolved path, so that a symbolic link stays a link."""
+    """Lock the file within the block. Yields its resolved path, so that writing does not replace a symbolic link."""
     file = path.resolve()
-    lock = file.with_name(f".{file.name}.lock")  # a file of its own, because every change replaces the key file
+    lock = file.with_name(f".{file.name}.lock")  # a separate file, because every change replaces the key file
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 In:    the headers and `receive` of a request, a size limit and a time limit.
 Out:   the body; an `ApiError` if it is too large (413) or too slow (408); None if the client disconnected.
-Never: holds more than the limit and one message of the server, or reads a body whose content-length is too large.
+Never: holds more than the limit plus one message from the server, or reads a body whose content-length is too large.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.scope import Headers, values
 
 LENGTH_DIGITS = 18
-"""Maximum number of digits of a content-length. A longer one counts as too large, because int() raises for thousands of
-digits."""
+"""Maximum number of digits of a content-length. A longer one counts as too large without being parsed, because int()
+raises for thousands of digits."""
 
 DRAIN_BYTES = 16 << 20
 DRAIN_SECONDS = 5.0
@@ -58,7 +58,8 @@ async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, sec
 async def drain_body(receive: Receive) -> None:
     """Read and drop the rest of a body, for up to about `DRAIN_BYTES` and `DRAIN_SECONDS`.
 
-    Closing a connection while the client is still sending resets it, and the client may lose the answer.
+    If the server closed the connection while the client is still sending, TCP would reset the connection and the client
+    might lose the answer.
     """
     drained = 0
     with suppress(TimeoutError):
@@ -71,7 +72,7 @@ async def drain_body(receive: Receive) -> None:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields the body as one message, then the messages of the server."""
+    """Return a `receive` that yields the body as one message, then the messages from the server."""
     first = True
 
     async def receive_again() -> Message:

@@ -28,7 +28,7 @@ class Exchange:
     path: str
     arrived_unix_s: float
     trace_id: str | None = None
-    """Trace id of the W3C header `traceparent`; None without a valid one."""
+    """Trace id in the W3C header `traceparent`, or None if no valid header was sent."""
     key: str | None = None
     """Name of the caller's key; None on open paths and for callers that were refused before they were identified."""
     service_class: str = STANDARD
@@ -46,7 +46,7 @@ class Exchange:
     """The prompt, if the operator turned on the logging of prompts."""
 
     def put_in(self, scope: Scope) -> Scope:
-        """Return a copy of an ASGI scope that carries this exchange; `of` returns it from there."""
+        """Return a copy of an ASGI scope, with this exchange added; `of` gets the exchange from the copy."""
         # Copy the state too: servers may share it between requests, and no request may change another one's state.
         return {**scope, "state": {**(scope.get("state") or {})}, _SCOPE_KEY: self}
 
@@ -58,15 +58,16 @@ class Exchange:
 
 
 def trace_id_of(headers: list[tuple[bytes, bytes]]) -> str | None:
-    """Return the trace id in a W3C `traceparent` header (Trace Context, section 3.2); None without a valid one."""
+    """Return the trace id in a W3C `traceparent` header (Trace Context, section 3.2), or None if it is not
+    valid."""
     parents = [value for name, value in headers if name == b"traceparent"]
     match = _TRACE_PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
     return match[1].decode() if match and set(match[1]) != {ord("0")} else None
 
 
 PATH_CHARS = 200
-"""Maximum number of characters of a path in the log, because unknown callers choose the path. JSON may need six
-characters for one of them."""
+"""Maximum number of characters of a path in the log, because unknown callers choose the path. In JSON,
+one of them may take up six characters."""
 
 log = logging.getLogger("mars_ray.requests")
 

@@ -1,7 +1,7 @@
 """Read request bodies as JSON before FastAPI parses them.
 
-In:    the headers and the body of a request to a route with a body.
-Out:   the value; an `ApiError` that names the wrong header, or the wrong place in the body.
+In:    the headers and the body of a request, for a route that takes a body.
+Out:   the parsed value; an `ApiError` that names the wrong header, or the wrong place in the body.
 Never: guesses: it refuses every other type or encoding, invalid UTF-8, invalid JSON and strings that are not text.
 """
 
@@ -23,15 +23,15 @@ from mars_ray.openai_api.validation_errors import NAME_CHARS, field_path
 _LONE_SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
 )
-"""A lone surrogate as JSON escapes it. After an escaped backslash the pattern can match wrongly, so a match is
-confirmed in the parsed value."""
+"""Pattern of a lone surrogate that is escaped in JSON text. It can match wrongly after an escaped backslash, so every
+match is confirmed in the parsed value."""
 
 
 class JsonRoute(APIRoute):
     """A route whose body, if it has one, is JSON in UTF-8."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, which then receives the body as parsed here."""
+        """Return FastAPI's handler, changed so that it gets the body that this module has parsed."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -115,13 +115,14 @@ def _check_headers(request: Request) -> None:
 
 
 def _lone_surrogate(value: Any) -> tuple[tuple[str, ...], str] | None:
-    """Return the path to a lone surrogate in a JSON value, and the surrogate; None without one.
+    """Return the path to a lone surrogate in a JSON value, and the surrogate; None if there is no lone surrogate.
 
     If the surrogate is in the name of a field, the path leads to the object with that field.
     """
     path: list[str | int] = []
     levels: list[Iterator[tuple[str | int, Any]]] = [iter([("", value)])]
-    # Use one path and a loop instead of recursion: a body may be nested to the interpreter's limit, and be wide there.
+    # Use a loop instead of recursion, because a body may be nested as deeply as the interpreter's limit allows. Keep
+    # only one path, because a body may have many items at the deepest level.
     while levels:
         for name, item in levels[-1]:
             if isinstance(name, str) and (surrogate := _surrogate_in(name)):

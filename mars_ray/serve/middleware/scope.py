@@ -1,7 +1,7 @@
 """The path and the headers of a request as they arrive: bytes in any letter case, possibly repeated, possibly garbage.
 
 In:    an ASGI scope.
-Out:   all values of a header; the path that the router matches, whether it needs a key, and the role it needs.
+Out:   all values of a header; the path that the router matches, whether this path needs a key, and which role it needs.
 Never: decodes a header, so that no header can raise an error; normalizes a path. Every path that is not literally an
        open path needs a key, so that no spelling of a path gets around the check.
 """
@@ -24,7 +24,8 @@ def values(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def head_bytes(scope: Scope) -> int:
-    """Return the size of path, query and headers on the wire. Each header line adds 4 bytes of separators."""
+    """Return the size of the path, the query and the headers on the wire. Each header line adds 4 bytes of
+    separators."""
     lines = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     return len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") + lines
 
@@ -60,7 +61,7 @@ def is_open(scope: Scope, open_paths: frozenset[str]) -> bool:
 def role_of_path(path: str) -> Role:
     """Return `use` below /v1/ and for `USE_PATHS`, `operate` everywhere else.
 
-    A list of the operators' paths instead would miss spellings that a router treats as the same path, such as one with
-    a line feed at its end.
+    If the operators' paths were listed instead, the list would miss spellings that a router treats as the same path,
+    such as one with a line feed at its end.
     """
     return "use" if path.startswith("/v1/") or path in USE_PATHS else "operate"

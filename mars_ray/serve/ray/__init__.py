@@ -1,1 +1,1 @@
-"""Shells (thin layers) that run the endpoint on Ray Serve."""
+"""Thin layers, called shells, that run the endpoint on Ray Serve."""

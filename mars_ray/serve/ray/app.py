@@ -1,7 +1,7 @@
-"""Build the Serve application of a model: gateways for HTTP or handle calls, and engines (shell).
+"""Build a model's Serve application, which consists of gateways (for HTTP or for handle calls) and engines.
 
-`serve deploy` and `mars-ray serve` build it from the `args` of a config file. Options under `deployments` in that file
-override the options set here.
+`serve deploy` and `mars-ray serve` build the application from the `args` of a config file. Options under `deployments`
+in that file override the options set here.
 """
 
 from pathlib import Path
@@ -25,14 +25,15 @@ from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Routes a call by the engine request in its arguments; calls without one go to the least loaded replica."""
+    """Routes each call by the engine request that it carries; calls without one go to the least loaded replica."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replicas by rank, one per rank. Ray takes the first one with capacity."""
+        """Return one replica per rank, best first. Ray takes the first replica with capacity."""
         if pending_request:
-            # The ranks already contain all replicas that answer. Without backoff, Ray would retry without a pause.
+            # The ranks already contain all replicas that answer. Without backoff, Ray would try them again without a
+            # pause.
             pending_request.routing_context.should_backoff = True
         request = next(iter(pending_request.args), None) if pending_request else None
         key = prefix_key(request.tenant, request.prompt) if isinstance(request, Request) else ""
@@ -43,14 +44,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
 
 DRAIN_SECONDS = 120
-"""Seconds that running requests have to finish when a replica stops."""
+"""Seconds that running requests are given to finish when their replica stops."""
 
 HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
 """Maximum seconds for a health check. After three failures in a row, the replica is replaced."""
 
 ONGOING_REQUESTS = 100_000
-"""Serve's limit of concurrent calls per replica, too high to be reached. Gateways and engines refuse requests with
+"""Serve's limit on concurrent calls per replica, set too high to be reached. Gateways and engines refuse requests with
 OpenAI's errors instead, and a replica that Serve considers full would not answer health checks."""
 
 _OPTIONS: dict[str, Any] = {
@@ -63,8 +64,8 @@ _OPTIONS: dict[str, Any] = {
 def build_openai_app(args: dict[str, Any]) -> Application:
     """Return an endpoint that speaks OpenAI's API under any route prefix.
 
-    `args` are the settings of `ServeConfig`. The handle also has the methods of a `build_deployment` handle.
-    Raises `ConfigError` for unknown or impossible settings, `ModelError` for an unusable model.
+    `args` are the settings of `ServeConfig`. A handle to the endpoint also has the methods of a `build_deployment`
+    handle. Raises `ConfigError` for unknown or impossible settings, `ModelError` for an unusable model.
     """
     config = _pinned(args)
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
@@ -75,11 +76,11 @@ def build_openai_app(args: dict[str, Any]) -> Application:
 
 
 def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Application:
-    """Return a model for other deployments, which are bound to it and call its handle.
+    """Return a model's application, which other deployments take as a bound argument and call through its handle.
 
     `handle.options(stream=True).chat.remote(messages, threshold=0.9)` streams an answer, and
-    `handle.complete.remote(messages)` returns a whole one. Settings and errors are those of `build_openai_app`. The
-    deployments are named `Chat` and `Engine`; with several models in one application, give each a `name_prefix`.
+    `handle.complete.remote(messages)` returns a complete answer. Settings and errors are those of `build_openai_app`.
+    The deployments are named `Chat` and `Engine`; with several models in one application, give each a `name_prefix`.
     """
     config = _pinned(args)
     chat = serve.deployment(Chat).options(name=f"{name_prefix}Chat", ray_actor_options={"num_cpus": 0}, **_OPTIONS)
@@ -115,5 +116,5 @@ def _pinned_adapter(adapter: str | None) -> str | None:
 
 
 def _everywhere(name: str, folder: Path) -> str:
-    """Return a name for the model or adapter in `folder` that is valid on every node and always means this content."""
+    """Return a name that refers to the content of `folder`, a model or an adapter, on every node and at any time."""
     return str(share_folder(folder)) if is_folder_here(name) else pin(name, folder)

@@ -1,7 +1,8 @@
-"""Autoscaling policy for Serve: run enough engines for the demand at full quality (shell).
+"""Ray shell: autoscaling policy that runs enough engines to meet the demand at full quality.
 
 Serve's own policy counts requests in flight. A lower threshold shortens each request, so fewer are in flight, and the
-engines needed for full quality would never start. The controller computes the engines needed at the threshold it wants.
+engines needed for full quality would never start. So the controller computes how many engines the threshold that it
+wants would need.
 """
 
 from typing import Any
@@ -13,7 +14,8 @@ DESIRED = "mars_desired_replicas"
 
 
 def by_capacity(ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the number of replicas that the controller wants, or that of Serve's own policy without a controller."""
+    """Return the number of replicas that the controller wants, or, without a controller, that Serve's own policy
+    wants."""
     wanted = (ctx.aggregated_metrics or {}).get(DESIRED) or {}
     if not wanted:
         by_requests: tuple[float, dict[str, Any]] = replica_queue_length_autoscaling_policy(ctx)

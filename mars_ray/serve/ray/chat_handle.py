@@ -1,4 +1,4 @@
-"""Deployment through which other deployments call a model by handle (shell around `ChatCalls`)."""
+"""Ray shell around `ChatCalls`: the deployment whose handle other deployments use to call a model."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -17,7 +17,7 @@ from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 class ChatHandle:
-    """The methods of the handle. Subclasses set `calls`, which answers the conversations."""
+    """Base class with the methods of the handle. Subclasses set `calls`, which answers the conversations."""
 
     calls: ChatCalls
 
@@ -26,7 +26,7 @@ class ChatHandle:
         self._config = config.model_copy(update={"controller": config.controller or _application()})
 
     async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig]:
-        """Return the handle of the engines, and the settings with which a gateway in another process can use them."""
+        """Return a handle to the engines, and the settings that a gateway in another process needs to use them."""
         return self._engines, self._config
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -38,12 +38,13 @@ class ChatHandle:
             yield chunk
 
     async def complete(self, messages: Messages, **fields: Any) -> ChatCompletion:
-        """Return a whole answer: `await handle.complete.remote(messages, threshold=0.9)`. Fields are as in `chat`."""
+        """Return the whole answer: `await handle.complete.remote(messages, threshold=0.9)`. Fields are as in
+        `chat`."""
         return await self.calls.collect(messages, fields)
 
 
 class Chat(ChatHandle):
-    """Deployment of `build_deployment`, without HTTP and keys."""
+    """Deployment that `build_deployment` uses; it has no HTTP interface and checks no API keys."""
 
     async def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:  # type: ignore[misc]
         super().__init__(engines, config)

@@ -1,4 +1,4 @@
-"""A replica of the engine on Ray Serve (shell around `LocalEngineClient`)."""
+"""Ray shell around `LocalEngineClient`: a replica of the engine on Ray Serve."""
 
 import asyncio
 import os
@@ -76,16 +76,17 @@ class EngineReplica:
         return "".join(await self._client.metrics())
 
     async def running(self, requests: Sequence[str]) -> tuple[str, list[str]]:
-        """Return this replica's name and those of `requests` that it has. Gateways use this as a liveness check."""
+        """Return this replica's name and which `requests` it is processing. Gateways call this to check
+        liveness."""
         return self._name, [name for name in requests if self._engine.has(name)]
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the desired number of replicas for `serve.ray.autoscaling`; empty without a controller."""
+        """Return the desired number of replicas for `serve.ray.autoscaling`, or an empty dict without a controller."""
         directive = self._lease.directive
         return {DESIRED: float(directive.desired_replicas)} if directive and directive.desired_replicas else {}
 
     async def check_health(self) -> None:
-        """Wait for the current step of the engine to end. If it does not, Serve starts another replica."""
+        """Wait for the current step of the engine to end. If this takes too long, Serve starts another replica."""
         await self._client.ready()
 
     async def __del__(self) -> None:

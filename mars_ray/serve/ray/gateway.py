@@ -1,4 +1,4 @@
-"""The HTTP gateway on Ray Serve (shell around `gateway_app`). The load balancer sends requests to its replicas."""
+"""Ray shell around `gateway_app`: the HTTP gateway on Ray Serve. The load balancer sends requests to its replicas."""
 
 import gc
 import os
@@ -23,7 +23,8 @@ from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 def check_listening(config: ServeConfig) -> None:
-    """Raise a `ConfigError` if anybody could use the endpoint, or if it would lack the TLS that its settings demand."""
+    """Raise a `ConfigError` if other machines could use the endpoint without a key, or if HAProxy would not use the TLS
+    certificate in its settings."""
     options = serve_http_options()
     check_exposure(os.environ.get(front.HOST) or options.host, config)
     if options.ssl_certfile and has_load_balancer():
@@ -34,7 +35,7 @@ def check_listening(config: ServeConfig) -> None:
 
 
 class Gateway(ChatHandle):
-    """The HTTP gateway. Raises the `ConfigError` of `check_listening`."""
+    """The HTTP gateway. The constructor raises `ConfigError` if `check_listening` does."""
 
     def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
         check_listening(config)
@@ -47,7 +48,7 @@ class Gateway(ChatHandle):
         name = serve.get_replica_context().replica_id.unique_id
         endpoint, app = make_ray_gateway(self._engines, self._config, name=name)
         self.calls = ChatCalls(endpoint, self._config.classes[0].name)
-        # Exempt all objects that exist now from garbage collection: scanning them takes 0.14 s, and all callers wait.
+        # Exempt all objects that exist now from garbage collection: a scan takes 0.14 s, and all callers wait for it.
         gc.collect()
         gc.freeze()
         return without_request_id(app)
@@ -63,7 +64,7 @@ def make_ray_gateway(engines: DeploymentHandle, config: ServeConfig, *, name: st
 
 
 def without_request_id(gateway: ASGIApp) -> ASGIApp:
-    """Return the app without its x-request-id header, because Serve adds one to every answer."""
+    """Return the app with x-request-id removed from its answers, because Serve adds this header to every answer."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:

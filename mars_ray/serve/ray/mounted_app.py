@@ -1,4 +1,4 @@
-"""A model's endpoint inside the FastAPI application of another deployment, under any prefix (shell)."""
+"""Ray shell: a model's endpoint inside the FastAPI application of another deployment, under any prefix."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ NOT_THERE = "the model is not available yet. Try again later."
 class MountedApp:
     """ASGI app for `app.mount("/llm", MountedApp(get_handle))`, where `app` is the FastAPI application of a deployment.
 
-    `get_handle` returns the handle of an application of `build_deployment` or `build_openai_app`. It is called at the
+    `get_handle` returns a handle to an application from `build_deployment` or `build_openai_app`. It is called at the
     first request, because this object is created and pickled long before anything runs. From then on, a gateway in
     this process answers the requests, with the routes, keys and limits of `build_openai_app`.
     """

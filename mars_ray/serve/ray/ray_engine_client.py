@@ -1,4 +1,4 @@
-"""An `EngineClient` for the engines of a cluster (shell). Calls go through Serve's router to one of the replicas."""
+"""Ray shell: an `EngineClient` for a cluster's engines. Calls go through Serve's router to one of the replicas."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ class RayEngineClient:
         tasks = set[asyncio.Task[None]]()
         try:
             while True:
-                # Each round is a task of its own, so that a slow answer still counts and does not delay the next round.
+                # Each round is a task of its own, so that a slow answer still counts but does not delay the next.
                 task = asyncio.create_task(self._ask(self._calls.unheard(up=self._up)))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -62,7 +62,7 @@ class RayEngineClient:
     async def ready(self) -> bool:
         """Return whether a replica answered within the last `UP_SECONDS`.
 
-        Callers without a key can trigger this, so it must cost nothing.
+        Callers without a key can trigger this, so it must be almost free.
         """
         return self._up
 
@@ -127,7 +127,7 @@ async def _awaited(response: Any) -> Any:
 
 
 async def _sent(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a call. Errors of Ray are raised as a `MarsRayError`."""
+    """Return the result of a call. Raises Ray's errors as `MarsRayError`."""
     try:
         return await call
     except RayActorError as error:

@@ -1,4 +1,4 @@
-"""Run an endpoint for `mars-ray serve`, on a new Ray cluster of this machine or on that of `RAY_ADDRESS` (shell)."""
+"""Ray shell: run an endpoint for `mars-ray serve`, on a new cluster on this machine or on the one at `RAY_ADDRESS`."""
 
 import logging
 import os
@@ -16,7 +16,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.control.core.ray_controller import remove_controllers
 from mars_ray.control.policies.bounds import bounds_of, describe_bounds
+from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, ServeError
+from mars_ray.machines.registry import step_model
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
@@ -59,7 +61,7 @@ class StopSignals:
 def run(schema: ServeDeploySchema) -> None:
     """Run the endpoint of a deploy file until a signal stops it, then let running requests finish.
 
-    If another `mars-ray serve` or `serve deploy` has deployed the endpoint again in the meantime, it stays up.
+    The endpoint stays up if another `mars-ray serve` or `serve deploy` has deployed it again in the meantime.
 
     Prints the endpoint's address to standard output once it is ready, and everything else to standard error. Raises
     `ConfigError` or `ModelError` before anything is started, and `ServeError` if the endpoint does not start.
@@ -94,7 +96,7 @@ def run(schema: ServeDeploySchema) -> None:
                 model = parse_config(schema.applications[0].args).model_name
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
                 print(EXAMPLE.format(url=url, model=model), flush=True)
-                for line in _thresholds(schema):
+                for line in [*_rehearsal(schema), *_thresholds(schema)]:
                     _say(line, started_s)
                 signals.wait()
             if _deployed_s(name) == deployed_s:
@@ -120,8 +122,14 @@ def _say(line: str, started_s: float) -> None:
     print(f"mars-ray: {time.monotonic() - started_s:5.1f} s  {line}", file=sys.stderr, flush=True)
 
 
+def _rehearsal(schema: ServeDeploySchema) -> list[str]:
+    """Return a line about the machine that the engines rehearse; none if steps take the time of this machine."""
+    machine = parse_config(schema.applications[0].args).engine.rehearse
+    return [] if machine is None else [modelled_step_time(step_model(machine).name)]
+
+
 def _thresholds(schema: ServeDeploySchema) -> list[str]:
-    """Return a line about the threshold range of each class; none if the model is on other machines only."""
+    """Return a line about each class's threshold range, or no lines if only other machines have the model."""
     config = parse_config(schema.applications[0].args)
     try:
         bounds = bounds_of(config.plan(resolve_model(config.model)), [])
@@ -151,7 +159,7 @@ def _check_this_machine(schema: ServeDeploySchema) -> None:
 
 
 def _deployed_s(name: str) -> float | None:
-    """Return the time of the last deployment by Serve's clock; None without the application."""
+    """Return the time of the last deployment by Serve's clock, or None if the application does not exist."""
     application = serve.status().applications.get(name)
     return None if application is None else application.last_deployed_time_s
 

@@ -1,7 +1,7 @@
-"""Turn the fields of a Serve config file into Ray Serve's schema (shell).
+"""Ray shell: turn the fields of a Serve config file into Ray Serve's schema.
 
 In:    fields as returned by `deploy_file`, and the name of their source.
-Out:   the schema, or a `ConfigError` with the wrong place in the file.
+Out:   the schema, or a `ConfigError` that names the wrong field in the file.
 Never: starts a cluster or connects to one.
 """
 
@@ -33,7 +33,7 @@ def schema_of(fields: dict[str, Any], source: str) -> ServeDeploySchema:
 
 
 def _check_autoscaling(fields: dict[str, Any], source: str, path: Sequence[str | int]) -> None:
-    # Leave out the policy: the validation would import its code, which only the nodes need to have.
+    # Leave out the policy: validating it would import its code, which only the nodes need to have.
     numbers = {name: value for name, value in fields.items() if name != "policy"}
     try:
         AutoscalingConfig(**numbers)
@@ -42,7 +42,7 @@ def _check_autoscaling(fields: dict[str, Any], source: str, path: Sequence[str |
 
 
 def _wrong(error: ValidationError, source: str, fields: Any, parent: Sequence[str | int] = ()) -> ConfigError:
-    """Return an error with the path of the first wrong field in the file, without the types that pydantic tried."""
+    """Return an error that names the first wrong field by its path in the file, without pydantic's names of types."""
     first = error.errors()[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parent)
     for part in first["loc"]:

@@ -68,7 +68,7 @@ class LocalEngineClient:
         return self._model
 
     async def ready(self) -> bool:
-        """Return whether the engine answers. Waits for a step that is running."""
+        """Return whether the engine answers. If a step is running, waits until it ends."""
         try:
             await self._engine.state()
         except ReplicaLostError:

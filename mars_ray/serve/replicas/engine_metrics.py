@@ -1,8 +1,8 @@
 """The Prometheus metrics of one engine, under the names that vLLM's dashboards use, with the prefix `mars:`.
 
-In:    requests, their chunks as they leave the engine, the state of the engine.
+In:    requests, their chunks as these leave the engine, and the state of the engine.
 Out:   Prometheus text.
-Never: uses values that a caller chooses as labels.
+Never: lets a caller determine the value of a label.
 """
 
 import time
@@ -66,6 +66,12 @@ class EngineMetrics:
             [*self._labels, "service_class"],
             registry=self._registry,
         )
+        self._slow_steps = Gauge(
+            "mars:rehearsal_slow_steps",
+            "Steps slower than on the rehearsed machine so far. With this metric, all times have a modelled step time.",
+            [*self._labels, "machine"],
+            registry=self._registry,
+        )
         self._threshold_changes = self._gauge("threshold_changes", "Changes of the threshold so far.")
         self._curve = self._by_threshold("tokens_per_forward", "Tokens per forward, by threshold.")
         self._agreement = self._by_threshold(
@@ -73,7 +79,7 @@ class EngineMetrics:
         )
 
     def begin(self, request: Request) -> "RequestObserver":
-        """Return the observer of a request that arrives now."""
+        """Return an observer for a request that arrives now."""
         return RequestObserver(self, request)
 
     def ended(self, reason: str) -> None:
@@ -90,6 +96,8 @@ class EngineMetrics:
         for service_class in state.classes:
             self._threshold.labels(**self._labels, service_class=service_class.name).set(service_class.threshold)
         self._threshold_changes.set(state.threshold_changes)
+        if state.rehearsal:
+            self._slow_steps.labels(**self._labels, machine=state.rehearsal.name).set(state.rehearsal.slow_steps)
         for point in state.profile:
             labels = self._labels | {"threshold": f"{point.threshold:g}"}
             self._curve.labels(**labels).set(point.tokens_per_forward)

@@ -1,8 +1,11 @@
 """Track which replicas answer, and end calls whose replica has stopped answering.
 
-In:    names of replicas that answered, once a second; the waiting calls, and which of them an engine has.
-Out:   silent replicas, which the router avoids; an error for a call whose engine is lost, or if no engine is up.
-Never: treats a replica as silent before its first answer; ends a call that an engine has, however long it takes.
+In:    once a second, the names of the replicas that answered; the waiting calls, and which of them an engine is
+       processing.
+Out:   silent replicas, which the router avoids; an error for each call whose engine is lost, or for every call that
+       still waits for its first answer if no engine is up.
+Never: treats a replica as silent before its first answer, or ends a call that an engine is processing, however long the
+       call takes.
 """
 
 import asyncio
@@ -33,7 +36,7 @@ class Heard:
         self._heard_s[replica] = now_s
 
     def silent(self, replica: str) -> bool:
-        """Return whether a replica has answered before but has stopped answering."""
+        """Return whether a replica that used to answer has stopped answering."""
         now_s = self._now_s()
         return now_s - self._heard_s.get(replica, now_s) > SILENT_SECONDS
 
@@ -43,7 +46,7 @@ HEARD = Heard()
 
 
 LOST_ROUNDS = 10
-"""Number of consecutive rounds after which a call counts as lost, if no answering engine has it."""
+"""A call counts as lost after this number of consecutive rounds in which no answering engine had it."""
 
 LOST = "the replica that processed the request died. Send the request again."
 
@@ -67,7 +70,7 @@ class WaitingCall:
         return self._limit is not None
 
     async def wait_for(self, answer: Awaitable[T]) -> T:
-        """Return the next answer. Raises the error given to `end`."""
+        """Return the next answer. If `end` is called first, raises the error given there."""
         self.missed = 0
         try:
             async with asyncio.timeout(None) as self._limit:

@@ -1,4 +1,5 @@
-"""Rank replicas for a request: first the one that has its prefix cached, unless it is much busier than the others.
+"""Rank replicas for a request: first the one that has the request's prefix cached, unless it is much busier than
+others.
 
 In:    the key of a request, and the number of requests on each replica.
 Out:   replicas, best first.
@@ -9,10 +10,10 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 PREFIX_TOKENS = 64
-"""Number of leading prompt tokens that form the key, such as a system prompt or the conversation so far."""
+"""Number of leading prompt tokens that form the key. They are the start of a system prompt or a conversation."""
 
 SLACK = 4
-"""Number of requests by which a replica may exceed the least loaded one and still be preferred for its cache."""
+"""Number of requests that a replica may have more than the least loaded one and still be preferred for its cache."""
 
 
 def prefix_key(tenant: str, prompt: tuple[int, ...]) -> str:
@@ -23,7 +24,7 @@ def prefix_key(tenant: str, prompt: tuple[int, ...]) -> str:
 def ranked(key: str, loads: Mapping[str, int], slack: int = SLACK) -> list[str]:
     """Return the replicas in `loads`, best first.
 
-    Rendezvous hashing: a replica that is added or removed moves only its own keys.
+    Rendezvous hashing makes sure that adding or removing a replica moves only the keys of this replica.
     """
     by_load = sorted(loads, key=lambda replica: (loads[replica], _weight(key, replica)))
     preferred = max(loads, key=lambda replica: _weight(key, replica))

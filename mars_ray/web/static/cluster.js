@@ -66,6 +66,8 @@ export function draw() {
   $("live").hidden = !now;
   if (!now) return;
   const last = frames.at(-1);
+  $("rehearsal").hidden = !now.status.rehearsal;
+  $("rehearsal").textContent = now.status.rehearsal ?? "";
   tiles([
     ["replicas", String(now.replicas), `${now.status.desired_replicas || "–"} desired`],
     ["policy", now.status.policy, ""],
@@ -228,7 +230,8 @@ function jobs() {
     const minutes = (Math.abs(left) / 60).toFixed(1);
     const due = left === null ? "none" : left < 0 ? `missed ${minutes} min ago` : `in ${minutes} min`;
     const late = `runs; will be ${(row.late_s / 60).toFixed(1)} min late even at the floor`;
-    const status = row.paused ? "paused for online requests" : row.late_s ? late : "runs";
+    const plain = row.paused ? "paused for online requests" : row.late_s ? late : "runs";
+    const status = row.rehearsal ? `${plain}; ${row.rehearsal}` : plain;
     return [row.name, {
       key: share.toFixed(2),
       parts: () => {

@@ -6,18 +6,34 @@ spent on looking for garbage: in the process of the tests that is theirs, and a 
 
 import asyncio
 import gc
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 LONGEST_S = 0.1
 """While a gateway does anything for longer, all its callers wait."""
 
 
+@cache
+def longest_s() -> float:
+    """Return `LONGEST_S`, or four times what this machine takes to read a megabyte of JSON if that is longer."""
+    text = f"[{', '.join(['[[1]]'] * 150_000)}]"
+    seconds = []
+    for _ in range(3):
+        began_s = time.thread_time()
+        json.loads(text)
+        seconds.append(time.thread_time() - began_s)
+    return max(LONGEST_S, 4 * min(seconds))
+
+
 @contextmanager
-def watched(report: Callable[[float, str], None], thread: int | None = None) -> Iterator[None]:
-    """Tell `report` of every callback above `LONGEST_S` within the block: of one thread or all, on asyncio's loops."""
+def watched(
+    report: Callable[[float, str], None], thread: int | None = None, longest: float = LONGEST_S
+) -> Iterator[None]:
+    """Tell `report` of every callback above `longest` within the block: of one thread or all, on asyncio's loops."""
     run = asyncio.Handle._run
     garbage = threading.local()
 
@@ -32,7 +48,7 @@ def watched(report: Callable[[float, str], None], thread: int | None = None) -> 
         garbage.seconds, began_s = 0.0, time.thread_time()
         run(self)
         seconds = time.thread_time() - began_s - garbage.seconds
-        if seconds > LONGEST_S and thread in (None, threading.get_ident()):
+        if seconds > longest and thread in (None, threading.get_ident()):
             report(seconds, repr(self))
 
     asyncio.Handle._run = timed  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """Task: follow links between digits. Hard to predict ahead, because each further digit needs one more lookup.
 
-The prompt names the last digit instead of the number of links, so that a tiny model need not count.
+The prompt names the last digit instead of the number of links, so that a tiny model does not have to count.
 """
 
 import random

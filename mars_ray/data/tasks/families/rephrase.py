@@ -2,9 +2,9 @@
 
 Both sentences of the response have three wordings. The first wording is the most likely (0.42), so decoding one token
 at a time chooses it. The other two (0.29 each) differ only in their first token ("A" or "1": one character, and so one
-token in any byte-level vocabulary). From the second position on, their common words therefore have 0.29 + 0.29 = 0.58.
-A threshold below 0.58 accepts those words after the first token of the most likely wording, and the result matches no
-wording.
+token in any byte-level vocabulary). From the second position on, the words that these two share therefore have the
+probability 0.29 + 0.29 = 0.58. A threshold below 0.58 accepts those words after the first token of the most likely
+wording, and the result matches no wording.
 """
 
 import json
@@ -30,7 +30,7 @@ CLOSINGS = (
     "1 call is enough to change this: talk to {name}.",
 )
 
-# The closing sentence starts a new line, so that its first character is also a token of its own.
+# The closing sentence starts on a new line, so that its first character is a token of its own too.
 _JOIN = "\n"
 
 _PROMPTS = (

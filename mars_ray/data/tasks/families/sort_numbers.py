@@ -1,4 +1,5 @@
-"""Task: sort five or six two-digit numbers. Hard to predict ahead, because each position needs all numbers compared."""
+"""Task: sort five or six two-digit numbers. Hard to predict ahead, because each position requires comparing all
+numbers."""
 
 import random
 

@@ -17,7 +17,7 @@ _DECIMAL_UNITS = (
     ("g", "mg", 3),
     ("l", "ml", 3),
 )
-# Larger unit, smaller unit, factor, and the largest amount; products are small enough to be learnt.
+# Larger unit, smaller unit, factor, and the largest amount, chosen so that a tiny model can learn the products.
 _TIME_UNITS = (("h", "min", 60, 15), ("min", "s", 60, 15), ("days", "h", 24, 10), ("weeks", "days", 7, 20))
 
 _PROMPTS = (
