@@ -23,7 +23,7 @@ MAX_PLANNED_REPLICAS = 1024
 TICKS_PER_S = 20
 LOAD_STEP = 1.5
 """Factor by which the load grows from one trial to the next until the replicas miss the SLO."""
-LOAD_HALVINGS = 4
+LOAD_HALVINGS = 3
 """Number of bisections between the highest load that met the SLO and the lowest load that missed it."""
 LOAD_MAX = 64.0
 """Largest multiple of the trace's load that is tried."""
@@ -159,7 +159,7 @@ def _of_one_request(load: PlannedLoad) -> PlannedLoad:
 
 
 def _largest_load(load: PlannedLoad, choice: DecodingChoice, replicas: int) -> float:
-    """Return the largest multiple of the trace's load at which the replicas meet the SLO, accurate to about 3 %."""
+    """Return the largest multiple of the trace's load at which the replicas meet the SLO, accurate to about 5 %."""
     met = 1.0
     missed = LOAD_STEP
     while missed < LOAD_MAX and _metrics(load, choice, replicas, missed) is not None:

@@ -118,14 +118,23 @@ def _show(options: PlanOptions, machine: Machine, load: PlannedLoad, rows: list[
         f"{options.machine}: {origin}, ${load.dollars_per_hour:g} an hour",
         f"tokens per forward and accuracy: {machine.measured_on.get('curve', 'measured')}",
         f"the busiest {load.seconds:g} s of {Path(options.trace).name}: {rates}",
-        f"{ATTAINED:.0%} of the requests within {', '.join(options.slo)} (ms)",
+        f"{ATTAINED:.0%} of the requests within {', '.join(options.slo)} in ms, as TTFT and TPOT below",
     )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    table = Table()
-    table.add_column("decoding")
-    for column in ("replicas", "$ / 1M tokens", "accuracy", "agreement", "TTFT p99", "TPOT p99", "bears up to"):
-        table.add_column(column, justify="right")
+    table = Table(pad_edge=False)
+    table.add_column("decoding", no_wrap=True)
+    headings = (
+        "repli-\ncas",
+        "$ per\n1M tok.",
+        "accu-\nracy",
+        "agree-\nment",
+        "TTFT\np99",
+        "TPOT\np99",
+        "up to\nreq./s",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(row.decoding, *_cells(row))
     console.print(table)
@@ -136,6 +145,6 @@ def _cells(row: PlanRow) -> list[str]:
     if row.replicas is None:
         return ["misses", *[""] * 6]
     shares = [f"{share:.1%}" if share is not None else "" for share in (row.accuracy, row.agreement)]
-    latencies = [f"{figure:,.0f} ms" if figure is not None else "" for figure in (row.ttft_p99_ms, row.tpot_p99_ms)]
+    latencies = [f"{figure:,.0f}" if figure is not None else "" for figure in (row.ttft_p99_ms, row.tpot_p99_ms)]
     price = f"{row.dollars_per_million_tokens:.3f}"
-    return [f"{row.replicas:,}", price, *shares, *latencies, f"{row.requests_per_s:,.2f} requests/s"]
+    return [f"{row.replicas:,}", price, *shares, *latencies, f"{row.requests_per_s:,.1f}"]
