@@ -12,17 +12,6 @@ from mars_ray.simulate.command import SimulateOptions, run_simulation
 from mars_ray.simulate.machine import read_machine
 from tests.simulate.simulation_samples import machine
 
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-    f"2023-11-16 18:15:{second:02}.0,{40 + second},{20 + second}\n" for second in range(0, 40, 2)
-)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> str:
-    path = tmp_path / "small.csv.gz"
-    path.write_bytes(gzip.compress(TRACE.encode()))
-    return str(path)
-
 
 @pytest.fixture
 def machine_file(tmp_path: Path) -> Path:

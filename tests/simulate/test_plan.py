@@ -74,18 +74,6 @@ def test_the_busiest_part_has_the_most_tokens_and_starts_at_0() -> None:
     assert all(arrival.output_tokens == 300 for arrival in part)
 
 
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-    f"2023-11-16 18:15:{second:02}.0,{40 + second},{20 + second}\n" for second in range(0, 40, 2)
-)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> str:
-    path = tmp_path / "small.csv.gz"
-    path.write_bytes(gzip.compress(TRACE.encode()))
-    return str(path)
-
-
 def test_a_plan_says_that_its_step_time_is_modelled(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = PlanOptions(machine="l4/qwen2.5-0.5b", trace=trace, slo=("ttft:1000,tpot:30",), duration=10)
     report = json.loads(json.dumps(run_plan(options)))
