@@ -25,7 +25,8 @@ def masks_behind_drafts(
     """Return how many masks to place after the last token and after each draft.
 
     Any draft may turn out to be the last right one, and then only the row of masks after it is used (quadratic
-    decoding, arXiv 2507.11851). `confidences` are the probabilities that each draft is right if all drafts before it are right.
+    decoding, arXiv 2507.11851). `confidences` are the probabilities that each draft is right if all drafts before it
+    are right.
 
     If a row is used, its k-th mask gains `worth_K[k]` tokens. A position costs `price` tokens. `most` is the maximum
     number of masks in each row. If the drafts and masks would exceed `COLUMNS_MOST`, all masks follow the last draft.
