@@ -33,7 +33,7 @@ from mars_ray.training.config import read_config
 from mars_ray.training.ray_trainer import train
 from mars_ray.training.run_folder import RunFolder
 from pipelines.bundled_card import card_text
-from pipelines.made_up_words import with_made_up_words
+from pipelines.made_up_words import MakeWord, spliced, syllables, with_made_up_words
 from pipelines.pipeline_files import write
 
 HERE = Path(__file__).parent
@@ -67,6 +67,8 @@ def main() -> None:
     """Run the five steps."""
     logging.disable_progress_bar()
     ar_model = autoregressive_model()
+    # Other made-up words than in the first training, so that more of the tokens occur in names.
+    write_examples(WORK / "train_mars.jsonl", islice(training_examples(spliced), TRAIN_EXAMPLES // 2))
     mars = read_config(HERE / "bundled_mars.yaml")
     train(mars)
     mars_model = RunFolder(mars.output).model_here()
@@ -78,7 +80,7 @@ def main() -> None:
 
 def autoregressive_model() -> Path:
     """Run the first two steps and return the model."""
-    write_examples(WORK / "train.jsonl", islice(training_examples(), TRAIN_EXAMPLES))
+    write_examples(WORK / "train.jsonl", islice(training_examples(syllables), TRAIN_EXAMPLES))
     write_examples(WORK / "heldout.jsonl", islice(mixture("heldout", SEED), HELDOUT_EXAMPLES))
     make_start(WORK / "init")
     ar = read_config(HERE / "bundled_ar.yaml")
@@ -86,11 +88,11 @@ def autoregressive_model() -> Path:
     return RunFolder(ar.output).model_here()
 
 
-def training_examples() -> Iterator[TaskExample]:
+def training_examples(make_word: MakeWord) -> Iterator[TaskExample]:
     """Yield examples of the families, some of them with made-up words instead of names, cities and things."""
     rng = random.Random(SEED)
     for example in mixture("train", SEED):
-        yield with_made_up_words(example, rng) if rng.random() < MADE_UP_SHARE else example
+        yield with_made_up_words(example, rng, make_word) if rng.random() < MADE_UP_SHARE else example
 
 
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:
@@ -139,7 +141,9 @@ def make_tokenizer() -> PreTrainedTokenizerBase:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    texts = (text for row in islice(training_examples(), TOKENIZER_EXAMPLES) for text in (row.prompt, row.response))
+    texts = (
+        text for row in islice(training_examples(syllables), TOKENIZER_EXAMPLES) for text in (row.prompt, row.response)
+    )
     tokenizer: PreTrainedTokenizerBase = untrained.train_new_from_iterator(
         texts, vocab_size=VOCABULARY - len(special) - 4, new_special_tokens=special, show_progress=False
     )
