@@ -29,26 +29,13 @@ from mars_ray.errors import (
     OutputError,
     RunError,
 )
-from mars_ray.model.card import Card, write_card
+from mars_ray.model.card import write_card
 from mars_ray.storage.location import AnyPath
+from tests.factories.cards import model_card
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SAMPLING, DECODE = SamplingParams(max_tokens=5), DecodeParams(threshold=0.5, block=4)
 WORKERS = WorkerOptions(count=1, compiled=False)
-CARD = Card(
-    method="mars",
-    block=4,
-    objective={"phase": "absolute", "ar_weight": 1.0},
-    mask_token="<|mask|>",
-    mask_token_id=5,
-    data="none",
-    examples=1,
-    tokens=1,
-    steps=1,
-    seed=1,
-    versions={},
-    losses={},
-)
 # In UTF-8, å, 全 and the rest hold bytes or are characters that end a line in other alphabets.
 GOOD: list[dict[str, Any]] = [
     {"id": f"row-{number}", "prompt": f"å 全 \x0b \u2028 {number}", "own": number} for number in range(150)
@@ -255,7 +242,7 @@ def test_more_than_the_cluster_has_is_refused(model_folder: Path, tmp_path: Path
 def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     broken = shutil.copytree(model_folder, tmp_path / "broken")
-    write_card(CARD, broken)
+    write_card(model_card(mask_token_id=5), broken)
     with pytest.raises(RunError, match=r"has id 5, the tokenizer says 260.*belongs to another checkpoint"):
         generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", broken))
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mars_ray.adapter.card import AdapterCard, unnamed
+from mars_ray.adapter.card import unnamed
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
@@ -26,20 +26,7 @@ from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from tests.engine.engine_parts import sequence_of
 from tests.engine_samples import request, run
-
-CARD = AdapterCard(
-    block=6,
-    objective={},
-    base_model="bundled",
-    base_digest="",
-    data="",
-    examples=1,
-    tokens=1,
-    steps=1,
-    seed=0,
-    versions={},
-    losses={},
-)
+from tests.factories.cards import adapter_card
 
 
 def some_adapter(checkpoint: Checkpoint, names: list[str] | None = None, rank: int = 5, std: float = 0.1) -> Adapter:
@@ -49,7 +36,7 @@ def some_adapter(checkpoint: Checkpoint, names: list[str] | None = None, rank: i
     lora = GatedLoRA(shape, network.config.hidden_size)
     for parameter in lora.parameters():
         nn.init.normal_(parameter, std=std)
-    return Adapter(lora.requires_grad_(False).eval(), CARD)
+    return Adapter(lora.requires_grad_(False).eval(), adapter_card(block=6))
 
 
 def fresh(kernels: bool, dtype: torch.dtype = torch.float32) -> Checkpoint:
@@ -114,7 +101,7 @@ def test_exact_mode_says_what_the_base_says_one_token_at_a_time(
 
 
 def test_the_block_is_that_of_the_adapter() -> None:
-    assert engine_of(True, {}).block == CARD.block
+    assert engine_of(True, {}).block == 6
 
 
 def test_an_engine_that_is_closed_leaves_the_network_without_the_adapter() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import load_adapter, save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.records import parse_record
@@ -21,6 +20,7 @@ from mars_ray.evaluation.tasks.reference_file import read_references
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
+from tests.factories.cards import adapter_card
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
@@ -190,10 +190,7 @@ def test_an_adapter_is_shipped_in_8_bits_where_its_drafts_stay_what_they_were(tm
     bundled = resolve_model("bundled")
     network = load_checkpoint(bundled).network
     lora = new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"])
-    card = AdapterCard(
-        block=4, objective={}, base_model="bundled", base_digest=weights_digest(bundled), data="", examples=1, tokens=1,
-        steps=1, seed=0, versions={}, losses={},
-    )  # fmt: skip
+    card = adapter_card(weights_digest(bundled), block=4)
     save_adapter(lora, card, tmp_path / "trained")
     rows = [{"prompt": each.prompt, "response": each.response} for each in islice(mixture("heldout", 0), 20)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
