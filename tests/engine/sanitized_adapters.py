@@ -20,8 +20,8 @@ from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import AdapterError
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.engine_parts import bundled_tokenizer
-from tests.engine_samples import request, run
 from tests.factories.cards import adapter_card
+from tests.factories.engine import request, run
 
 WATCHED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FORMATS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8"), (torch.bfloat16, "int4")]

@@ -39,7 +39,9 @@ from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
 from tests.factories.cards import adapter_card
-from tests.samples import VOCABULARY, Cli
+from tests.factories.engine import bundled_checkpoint
+from tests.factories.token_rows import VOCABULARY
+from tests.samples import Cli
 
 Tokens = tuple[int, ...]
 
@@ -47,12 +49,12 @@ Tokens = tuple[int, ...]
 @pytest.fixture(scope="module")
 def engines() -> Checkpoint:
     """The bundled model, whose attention engines replace."""
-    return load_checkpoint(resolve_model("bundled"))
+    return bundled_checkpoint()
 
 
 @pytest.fixture(scope="module")
 def oracle() -> Checkpoint:
-    return load_checkpoint(resolve_model("bundled"))
+    return bundled_checkpoint()
 
 
 @pytest.fixture

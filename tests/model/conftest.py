@@ -5,7 +5,9 @@ import pytest
 
 from mars_ray.model.card import Card, FamilyPoint
 from tests.factories.cards import calibration_point, model_card
-from tests.model.model_samples import MakeFolder, tiny_network, tiny_tokenizer
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import tiny_tokenizer
+from tests.model.model_samples import MakeFolder
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def make_model_folder(tmp_path: Path) -> MakeFolder:
         architecture: str = "qwen2", *, rows: int = 320, tied: bool = True, mask: bool = False, **save: Any
     ) -> Path:
         folder = tmp_path / f"{architecture}-{len(list(tmp_path.iterdir()))}"
-        tiny_network(architecture, rows=rows, tied=tied).save_pretrained(folder, **save)
+        tiny_network(architecture, vocab_size=rows, tie_word_embeddings=tied).save_pretrained(folder, **save)
         tokenizer = tiny_tokenizer()
         if mask:
             tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
