@@ -34,7 +34,9 @@ def base(network: PreTrainedModel, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def saved(adapted: Adapted, base: Path, tmp_path: Path) -> Path:
-    card = adapter_card(weights_digest(base), block=3, objective={"distill": 1.0}, losses={"mask": 1.5})
+    card = adapter_card(
+        weights_digest(base), base_model="tiny", block=3, objective={"distill": 1.0}, losses={"mask": 1.5}
+    )
     save_adapter(adapted[1], card, tmp_path / "adapter", dtype=torch.float32)
     return tmp_path / "adapter"
 

@@ -42,7 +42,7 @@ def folders(base: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("adapter")
     base.save_pretrained(folder / "base")
     lora = new_adapter(base, rank=3, alpha=6.0, masks=2, names=["q_proj", "k_proj", "o_proj", "down_proj"])
-    card = adapter_card(weights_digest(folder / "base"), block=3)
+    card = adapter_card(weights_digest(folder / "base"), base_model="tiny", block=3)
     save_adapter(lora, card, folder / "adapter", dtype=torch.float32)
     return folder / "adapter", folder / "base"
 
