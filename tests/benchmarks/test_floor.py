@@ -1,5 +1,7 @@
 """Bytes and operations against sums done by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -15,7 +17,7 @@ BIASES_AND_NORMS = 2 * ((8 + 4 + 4) + 2 * 8) + 8
 
 
 def tiny(*, tied: bool, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
     return tiny_network(**sizes, num_key_value_heads=1, tie_word_embeddings=tied).to(dtype)
 
 

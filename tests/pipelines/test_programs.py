@@ -205,17 +205,17 @@ def test_the_drafts_of_an_adapter_and_of_its_copy_are_compared_at_the_same_masks
         writer.write(Packer(16, "drop").add(example(range(30, 46), prompt=4)))
         writer.close(pack_report(rows=writer.rows, length=16))
     network = load_checkpoint(start_model).network
-    pair = tuple(new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"]) for _ in range(2))
+    one, other = (new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"]) for _ in range(2))
     arguments = PackedData(tmp_path), 64, 4, [2, 1]
-    equal = ship_adapter.measure(start_model, (pair[0], pair[0]), *arguments)
+    equal = ship_adapter.measure(start_model, (one, one), *arguments)
     assert equal.masks > 0
     assert (equal.points, equal.changed) == (0.0, 0.0)
     with torch.no_grad():
-        for factors in pair[1].factors.values():
+        for factors in other.factors.values():
             factors.b.normal_(std=30.0)
-    other = ship_adapter.measure(start_model, pair, *arguments)
-    assert (other.masks, other.agreement) == (equal.masks, equal.agreement)
-    assert other.changed > 0
+    changed = ship_adapter.measure(start_model, (one, other), *arguments)
+    assert (changed.masks, changed.agreement) == (equal.masks, equal.agreement)
+    assert changed.changed > 0
 
 
 @pytest.mark.slow
