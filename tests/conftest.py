@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 from upath import UPath
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from mars_ray.cli.main import main
 from mars_ray.storage.location import locate_url
-from tests.samples import VOCABULARY, Cli
+from tests.factories.networks import network_of_rows
+from tests.factories.tokenizers import save_chat_model
+from tests.samples import Cli
 from tests.store_server import free_port, store_server, use_store
-from tests.training.train_samples import save_start_model
+from tests.training.train_samples import RECORDS
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
 settings.register_profile(
@@ -125,26 +127,11 @@ def mars_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 @pytest.fixture(scope="session")
 def network() -> PreTrainedModel:
     """A two-layer Qwen2 with random weights, large enough that its logits differ."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.5,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="sdpa",
-    )
-    return Qwen2ForCausalLM(config).eval()
+    return network_of_rows()
 
 
 @pytest.fixture(scope="session")
 def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with random weights to train from."""
-    folder = tmp_path_factory.mktemp("model") / "start"
-    save_start_model(folder)
-    return folder
+    texts = [text for record in RECORDS for text in record.values()]
+    return save_chat_model(tmp_path_factory.mktemp("model") / "start", texts, vocabulary=270)

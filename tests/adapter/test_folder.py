@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from mars_ray.adapter.card import (
     CONFIG_FILE,
     SHIPPED,
-    AdapterCard,
     is_adapter,
     read_adapter_card,
     resolve_adapter,
@@ -22,6 +21,7 @@ from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.digest import weights_digest
+from tests.factories.cards import adapter_card
 
 Adapted = tuple[PreTrainedModel, GatedLoRA]
 
@@ -34,10 +34,9 @@ def base(network: PreTrainedModel, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def saved(adapted: Adapted, base: Path, tmp_path: Path) -> Path:
-    card = AdapterCard(
-        block=3, objective={"distill": 1.0}, base_model="tiny", base_digest=weights_digest(base), data="d.jsonl",
-        examples=1, tokens=2, steps=3, seed=0, versions={}, losses={"mask": 1.5},
-    )  # fmt: skip
+    card = adapter_card(
+        weights_digest(base), base_model="tiny", block=3, objective={"distill": 1.0}, losses={"mask": 1.5}
+    )
     save_adapter(adapted[1], card, tmp_path / "adapter", dtype=torch.float32)
     return tmp_path / "adapter"
 

@@ -19,7 +19,7 @@ from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.method.loss import LabelWeights
 from mars_ray.method.streams import IGNORE, PackedRows, random_phases
 from tests.adapter.samplers import corrected_by_hand
-from tests.samples import packed
+from tests.factories.token_rows import packed
 
 Adapted = tuple[PreTrainedModel, GatedLoRA]
 MARKS = [[[False] * 3 + [True] * 9, [False, True, True, False, True, True]], [[False] * 2 + [True] * 5]]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from mars_ray.adapter.card import CONFIG_FILE, AdapterCard
+from mars_ray.adapter.card import CONFIG_FILE
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, new_adapter
 from mars_ray.engine.execution.torch_runner import TorchRunner
@@ -22,6 +22,7 @@ from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.errors import AdapterError
 from mars_ray.model.digest import weights_digest
+from tests.factories.cards import adapter_card
 
 SIZES = st.sampled_from([0, 1, 2, 3, 7, 8, 31, 32, 33, 64, 512, 1000])
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2]
@@ -41,10 +42,7 @@ def folders(base: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("adapter")
     base.save_pretrained(folder / "base")
     lora = new_adapter(base, rank=3, alpha=6.0, masks=2, names=["q_proj", "k_proj", "o_proj", "down_proj"])
-    card = AdapterCard(
-        block=3, objective={}, base_model="tiny", base_digest=weights_digest(folder / "base"), data="", examples=1,
-        tokens=2, steps=3, seed=0, versions={}, losses={},
-    )  # fmt: skip
+    card = adapter_card(weights_digest(folder / "base"), base_model="tiny", block=3)
     save_adapter(lora, card, folder / "adapter", dtype=torch.float32)
     return folder / "adapter", folder / "base"
 

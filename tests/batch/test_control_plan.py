@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.batch.run.engine_plan import batch_plan, plan_engines
+from mars_ray.batch.run.engine_plan import batch_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import FLOOR, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
-from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import CalibrationPoint, Card, read_card, write_card
+from mars_ray.model.card import read_card, write_card
+from tests.factories.cards import calibration_point, model_card
+from tests.factories.jobs import engines_of
 
 RIGHT = {1.0: 0.9, 0.95: 0.9, 0.9: 0.895, 0.85: 0.88, 0.8: 0.86, 0.7: 0.8}
 AGREED = {1.0: 1.0, 0.95: 0.999, 0.9: 0.99, 0.85: 0.975, 0.8: 0.96, 0.7: 0.9}
@@ -18,38 +19,10 @@ AGREED = {1.0: 1.0, 0.95: 0.999, 0.9: 0.99, 0.85: 0.975, 0.8: 0.96, 0.7: 0.9}
 
 def calibrated(folder: Path, *, accuracy: bool) -> Path:
     points = tuple(
-        CalibrationPoint(
-            threshold=threshold,
-            tokens_per_forward=2.0,
-            tokens_per_forward_std=None,
-            agreement=AGREED[threshold],
-            agreement_std=None,
-            accuracy=right if accuracy else None,
-            accuracy_std=None,
-            examples=1,
-            tokens=1,
-            seeds=1,
-            data="none",
-            by_family={},
-        )
+        calibration_point(threshold=threshold, agreement=AGREED[threshold], accuracy=right if accuracy else None)
         for threshold, right in RIGHT.items()
     )
-    card = Card(
-        method="mars",
-        block=4,
-        objective={"phase": "absolute", "ar_weight": 1.0},
-        mask_token="<|mask|>",
-        mask_token_id=5,
-        data="none",
-        examples=1,
-        tokens=1,
-        steps=1,
-        seed=1,
-        versions={},
-        losses={},
-        calibration=points,
-    )
-    write_card(card, folder)
+    write_card(model_card(calibration=points), folder)
     return folder
 
 
@@ -107,14 +80,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def rehearsal_of(machine: str | None) -> str:
-    engines, _ = plan_engines(
-        model="bundled",
-        adapter=None,
-        workers=WorkerOptions(rehearse=machine),
-        decode=DecodeParams(),
-        deadline_s=None,
-        max_quality_loss=None,
-    )
+    engines = engines_of(WorkerOptions(rehearse=machine))
     assert engines.spec(1).options.rehearse == machine
     return engines.rehearsal
 

@@ -14,13 +14,14 @@ import ray
 from mars_ray.batch.output.ledger import LEDGER, rows_done
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.ray.generate_files import generate_files
-from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.control.core.ray_controller import BATCH, RayController, remove_controllers
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import UnavailableError
 from mars_ray.ray_private import NAMESPACE
 from tests.control.control_samples import class_state, plan_of, report
+from tests.factories.jobs import generate_options
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SECONDS = 120
@@ -29,14 +30,8 @@ SECONDS = 120
 def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateOptions:
     source = place / "rows.jsonl"
     source.write_text("".join(json.dumps({"id": f"row-{n}", "prompt": f"say {n}"}) + "\n" for n in range(rows)))
-    return GenerateOptions(
-        input=(str(source),),
-        output=place / "out",
-        model=str(model),
-        sampling=SamplingParams(max_tokens=60),
-        deadline_s=deadline_s,
-        workers=WorkerOptions(count=1, compiled=False),
-    )
+    sampling = SamplingParams(max_tokens=60)
+    return generate_options(source, place / "out", model, sampling=sampling, deadline_s=deadline_s)
 
 
 def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from mars_ray.batch.output.ledger import LEDGER, rows_done
 from mars_ray.batch.ray.generate_files import generate_files
-from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import InterruptedRunError
+from tests.factories.jobs import generate_options
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SHORT, LONG = 4, 16
@@ -29,12 +29,7 @@ def test_ctrl_c_keeps_the_rows_that_were_finished(tmp_path: Path) -> None:
         for number in range(SHORT, SHORT + LONG)
     ]
     source.write_text("\n".join(map(json.dumps, rows)))
-    options = GenerateOptions(
-        input=(str(source),),
-        output=output,
-        sampling=SamplingParams(seed=1),
-        workers=WorkerOptions(count=1, compiled=False),
-    )
+    options = generate_options(source, output, sampling=SamplingParams(seed=1))
     ended = threading.Event()
     main_thread = threading.main_thread().ident
     assert main_thread is not None

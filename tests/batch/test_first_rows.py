@@ -11,8 +11,8 @@ import pytest
 
 from mars_ray.batch.rows import first_rows
 from mars_ray.batch.run.job_plan import plan_job
-from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.errors import DataError, InputError
+from tests.factories.jobs import generate_options
 
 ROW = {"id": "a", "question": "What is 1 + 1?", "n_of_it": 3}
 
@@ -20,7 +20,7 @@ ROW = {"id": "a", "question": "What is 1 + 1?", "n_of_it": 3}
 def plan(tmp_path: Path, model: Path, content: bytes | str, name: str = "rows.jsonl", **changes: Any) -> None:
     source = tmp_path / name
     source.write_bytes(content if isinstance(content, bytes) else content.encode())
-    plan_job(GenerateOptions(input=(str(source),), output=tmp_path / "out", model=str(model), **changes))
+    plan_job(generate_options(source, tmp_path / "out", model, **changes))
 
 
 @pytest.mark.parametrize(

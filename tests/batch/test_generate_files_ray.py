@@ -16,7 +16,7 @@ from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 from upath import UPath
 
 from mars_ray.batch.ray.generate_files import generate_files
-from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import (
@@ -29,26 +29,13 @@ from mars_ray.errors import (
     OutputError,
     RunError,
 )
-from mars_ray.model.card import Card, write_card
+from mars_ray.model.card import write_card
 from mars_ray.storage.location import AnyPath
+from tests.factories.cards import model_card
+from tests.factories.jobs import ONE_WORKER, generate_options
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SAMPLING, DECODE = SamplingParams(max_tokens=5), DecodeParams(threshold=0.5, block=4)
-WORKERS = WorkerOptions(count=1, compiled=False)
-CARD = Card(
-    method="mars",
-    block=4,
-    objective={"phase": "absolute", "ar_weight": 1.0},
-    mask_token="<|mask|>",
-    mask_token_id=5,
-    data="none",
-    examples=1,
-    tokens=1,
-    steps=1,
-    seed=1,
-    versions={},
-    losses={},
-)
 # In UTF-8, å, 全 and the rest hold bytes or are characters that end a line in other alphabets.
 GOOD: list[dict[str, Any]] = [
     {"id": f"row-{number}", "prompt": f"å 全 \x0b \u2028 {number}", "own": number} for number in range(150)
@@ -81,15 +68,7 @@ def errors_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def options(source: AnyPath, output: AnyPath, model: Path, **changes: Any) -> GenerateOptions:
-    given: dict[str, Any] = {
-        "input": (str(source),),
-        "output": output,
-        "model": str(model),
-        "sampling": SAMPLING,
-        "decode": DECODE,
-        "workers": WORKERS,
-    }
-    return GenerateOptions(**(given | changes))
+    return generate_options(source, output, model, **({"sampling": SAMPLING, "decode": DECODE} | changes))
 
 
 def test_rows_of_a_store_are_answered_into_a_store_each_once(model_folder: Path, bucket: UPath) -> None:
@@ -107,7 +86,7 @@ def test_rows_of_a_store_are_answered_into_a_store_each_once(model_folder: Path,
 def test_good_rows_are_answered_once_and_bad_ones_explained(model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl.gz", tmp_path / "out"
     source.write_bytes(gzip.compress(lines()))
-    report = generate_files(options(source, output, model_folder, workers=replace(WORKERS, count=2)))
+    report = generate_files(options(source, output, model_folder, workers=replace(ONE_WORKER, count=2)))
     rows = answered(output)
     assert [(row["id"], row["prompt"], row["own"]) for row in rows] == [
         (row["id"], row["prompt"], row["own"]) for row in GOOD
@@ -161,18 +140,11 @@ def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
 def test_a_job_that_goes_on_keeps_its_dtype(model_folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"prompt": "x"}')
-    assert (
-        generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="bfloat16"))).settings[
-            "dtype"
-        ]
-        == "bfloat16"
-    )
-    assert (
-        generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="auto"))).settings["dtype"]
-        == "bfloat16"
-    )
+    for dtype in ("bfloat16", "auto"):
+        workers = replace(ONE_WORKER, dtype=dtype)
+        assert generate_files(options(source, output, model_folder, workers=workers)).settings["dtype"] == "bfloat16"
     with pytest.raises(ConfigError, match="dtype was"):
-        generate_files(options(source, output, model_folder, workers=replace(WORKERS, dtype="float32")))
+        generate_files(options(source, output, model_folder, workers=replace(ONE_WORKER, dtype="float32")))
 
 
 @pytest.mark.slow
@@ -243,11 +215,11 @@ def test_more_than_the_cluster_has_is_refused(model_folder: Path, tmp_path: Path
         ClusterError, match="3 workers with 1 CPU each do not fit into the cluster, whose nodes have 2 CPU"
     ):
         generate_files(
-            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, count=3))
+            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(ONE_WORKER, count=3))
         )
     with pytest.raises(ClusterError, match="A worker with 1 CPU and 3 GPU does not fit"):
         generate_files(
-            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(WORKERS, gpus=3))
+            options(tmp_path / "rows.jsonl", tmp_path / "out", model_folder, workers=replace(ONE_WORKER, gpus=3))
         )
     assert not (tmp_path / "out").exists()
 
@@ -255,7 +227,7 @@ def test_more_than_the_cluster_has_is_refused(model_folder: Path, tmp_path: Path
 def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     broken = shutil.copytree(model_folder, tmp_path / "broken")
-    write_card(CARD, broken)
+    write_card(model_card(mask_token_id=5), broken)
     with pytest.raises(RunError, match=r"has id 5, the tokenizer says 260.*belongs to another checkpoint"):
         generate_files(options(tmp_path / "rows.jsonl", tmp_path / "out", broken))
     assert not (tmp_path / "out").exists()
@@ -286,9 +258,9 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
         (options(rows, output, tmp_path), ModelError, "no config.json"),
         (options(rows, output, broken), ModelError, "not a valid card"),
         (options(rows, other, model_folder), OutputError, "has files that do not belong to a job"),
-        (options(rows, output, model_folder, workers=replace(WORKERS, count=0)), ConfigError, "workers is 0"),
+        (options(rows, output, model_folder, workers=replace(ONE_WORKER, count=0)), ConfigError, "workers is 0"),
         (options(rows, output, model_folder, limit=0), ConfigError, "limit is 0"),
-        (options(rows, output, model_folder, workers=replace(WORKERS, cpus=-1.0)), ConfigError, "cpus is -1"),
+        (options(rows, output, model_folder, workers=replace(ONE_WORKER, cpus=-1.0)), ConfigError, "cpus is -1"),
         (options(rows, output, model_folder, template="{{ x"), ConfigError, "line 1"),
     ]
     for given, kind, message in cases:

@@ -10,14 +10,7 @@ from mars_ray.batch.run.live_stats import LiveStats, engine_name, worker_of
 from mars_ray.control.core.status import ReplicaStatus
 from mars_ray.engine.stats.state import RehearsalState
 from tests.control.control_samples import class_state, engine_state
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.factories.clock import Clock
 
 
 def status(engine: str, *, ended: int = 0, running: int = 0, under_way: int = 0, age_s: float = 0.0) -> ReplicaStatus:

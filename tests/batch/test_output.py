@@ -21,14 +21,7 @@ from mars_ray.batch.output.ledger import LEDGER, Ledger, undone
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
-
-
-def answered(number: int, error: bool = False) -> RowResult:
-    key = number.to_bytes(16, "big")
-    if error:
-        return RowResult(key=key, error=json.dumps({"id": str(number)}), reason="bad")
-    record = json.dumps({"id": str(number), "text": f"text {number}"})
-    return RowResult(key=key, records=(record,), tokens=(number + 1,), forwards=(1,), threshold=0.9, worker="one")
+from tests.factories.rows import row_result
 
 
 def rows_in(folder: Path) -> list[str]:
@@ -91,7 +84,7 @@ def test_each_row_stands_in_the_output_once_whenever_the_driver_is_killed(
                 if death:
                     killed_at(output, death)
                 try:
-                    output.take([answered(number, error=number % 5 == 0) for number in numbers], 1.0)
+                    output.take([row_result(number, error=number % 5 == 0) for number in numbers], 1.0)
                 except Killed:
                     continue
         with open_output(folder, new=False) as output:
@@ -108,7 +101,7 @@ def test_a_job_takes_what_its_runs_took_each_up_to_its_last_row(tmp_path: Path) 
         with open_output(tmp_path / "out", new=False) as output:
             output.begin("parquet", {})
             for place, run_s in enumerate(ends_s):
-                output.take([answered(2 * number + place)], run_s)
+                output.take([row_result(2 * number + place)], run_s)
     with open_output(tmp_path / "out", new=False) as output:
         assert output.history.seconds == 2.25
 
@@ -116,7 +109,7 @@ def test_a_job_takes_what_its_runs_took_each_up_to_its_last_row(tmp_path: Path) 
 @pytest.mark.parametrize("lately", [1, 2, 3])
 def test_what_is_done_can_be_told_while_the_driver_writes(tmp_path: Path, lately: int) -> None:
     with shards_of(lately), open_output(tmp_path / "out", new=False) as output:
-        output.take([answered(1), answered(2, error=True)], 1.0)
+        output.take([row_result(1), row_result(2, error=True)], 1.0)
         keys = [number.to_bytes(16, "big") for number in range(4)]
         assert undone(tmp_path / "out" / LEDGER, keys) == {keys[0], keys[3]}
         assert output.ledger.done == 2
@@ -125,9 +118,9 @@ def test_what_is_done_can_be_told_while_the_driver_writes(tmp_path: Path, lately
 def test_what_could_not_be_written_down_can_be_taken_again(tmp_path: Path) -> None:
     with open_output(tmp_path / "out", new=False) as output:
         with pytest.raises(Killed), output.ledger.transaction():
-            output.ledger.add([answered(1)])
+            output.ledger.add([row_result(1)])
             raise Killed
-        assert output.take([answered(1)], 1.0) == [answered(1)]
+        assert output.take([row_result(1)], 1.0) == [row_result(1)]
 
 
 def test_nobody_else_may_work_in_the_folder(tmp_path: Path) -> None:
@@ -155,7 +148,7 @@ def test_a_job_that_did_nothing_leaves_no_folder(tmp_path: Path) -> None:
 def test_new_puts_an_earlier_job_aside(tmp_path: Path) -> None:
     for _ in range(3):
         with open_output(tmp_path / "out", new=True) as output:
-            output.take([answered(1)], 1.0)
+            output.take([row_result(1)], 1.0)
             output.flush()
     for name in ("out", "out.before-1", "out.before-2"):
         assert rows_in(tmp_path / name) == ["1"]
@@ -164,7 +157,7 @@ def test_new_puts_an_earlier_job_aside(tmp_path: Path) -> None:
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     with open_output(tmp_path / "out", new=False) as output:
         output.ledger.check_settings({"temperature": 0.0, "template": None})
-        output.take([answered(1)], 1.0)
+        output.take([row_result(1)], 1.0)
     with open_output(tmp_path / "out", new=False) as output:
         output.ledger.check_settings({"temperature": 0.0, "template": None})
         with pytest.raises(ConfigError, match=r'template was null, now it is "\{\{ x \}\}"'):
@@ -173,11 +166,11 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_rows_with_errors_can_be_done_again(tmp_path: Path) -> None:
     with open_output(tmp_path / "out", new=False) as output:
-        output.take([answered(1), answered(2, error=True)], 1.0)
+        output.take([row_result(1), row_result(2, error=True)], 1.0)
         output.flush()
         assert errors_in(tmp_path / "out") == ["2"]
         assert output.ledger.forget_errors() == 1
-        output.take([answered(2)], 2.0)
+        output.take([row_result(2)], 2.0)
         output.flush()
     assert rows_in(tmp_path / "out") == ["1", "2"]
     assert errors_in(tmp_path / "out") == []
@@ -195,7 +188,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_output import answered
+from tests.factories.rows import row_result
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -203,7 +196,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFIN
 with open_output(Path(sys.argv[1]), new=False) as output:
     try:
         for number in range(100_000):
-            output.take([answered(number)], 1.0)
+            output.take([row_result(number)], 1.0)
             print(number, flush=True)
     except RunError as error:
         print(error)
@@ -212,7 +205,7 @@ with open_output(Path(sys.argv[1]), new=False) as output:
 
 def test_where_no_more_can_be_written_what_was_taken_is_kept(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "out"), str(Path(__file__).parent), str(300_000)],
+        [sys.executable, "-c", FULL, str(tmp_path / "out"), str(Path(__file__).parents[2]), str(300_000)],
         capture_output=True,
         text=True,
     )
@@ -233,7 +226,7 @@ def test_a_shard_that_cannot_be_written_stays_in_the_ledger(tmp_path: Path) -> N
     with shards_of(1), open_output(tmp_path / "out", new=False) as output:
         output._rows.rmdir()
         with pytest.raises(RunError, match=r"Cannot write to .*rows"):
-            output.take([answered(1)], 1.0)
+            output.take([row_result(1)], 1.0)
         output._rows.mkdir()
         output.flush()
     assert rows_in(tmp_path / "out") == ["1"]

@@ -12,18 +12,10 @@ from upath import UPath
 from mars_ray.batch.output import folder, job_log
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.open_output import LOG, open_output
-from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage import driver_lease
 from mars_ray.storage.whole_file import create_object
-
-
-def answered(number: int, error: bool = False) -> RowResult:
-    key = number.to_bytes(16, "big")
-    if error:
-        return RowResult(key=key, error=json.dumps({"id": str(number)}), reason="bad")
-    record = json.dumps({"id": str(number), "text": f"text {number}"})
-    return RowResult(key=key, records=(record,), tokens=(number + 1,), forwards=(1,), threshold=0.9, worker="one")
+from tests.factories.rows import row_result
 
 
 def ids_in(output: UPath) -> list[str]:
@@ -69,8 +61,8 @@ def test_a_job_goes_on_with_all_that_stands_in_the_store(bucket: UPath, monkeypa
         with begun(bucket / "out") as output:
             assert output.ledger.done == 5 * run
             for number in range(5 * run, 5 * run + 5):
-                assert len(output.take([answered(number)], run_s=float(number % 5))) == 1
-            assert output.take([answered(0)], run_s=5.0) == []
+                assert len(output.take([row_result(number)], run_s=float(number % 5))) == 1
+            assert output.take([row_result(0)], run_s=5.0) == []
             output.flush()
             assert (output.history.runs, output.history.seconds) == (run + 1, 4.0 * (run + 1))
     assert sorted(ids_in(bucket / "out"), key=int) == [str(number) for number in range(15)]
@@ -87,7 +79,7 @@ def test_a_shard_that_a_kill_kept_from_being_written_is_written_by_the_next_driv
 
     with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch, begun(bucket / "out") as output:
         patch.setattr(folder, "write_file", die)
-        output.take([answered(number) for number in range(6)], run_s=0.0)
+        output.take([row_result(number) for number in range(6)], run_s=0.0)
     assert ids_in(bucket / "out") == []
     with begun(bucket / "out") as output:
         assert ids_in(bucket / "out") == ["0", "1", "2", "3"]
@@ -99,9 +91,9 @@ def test_a_shard_that_a_kill_kept_from_being_written_is_written_by_the_next_driv
 @pytest.mark.usefixtures("manual")
 def test_what_did_not_reach_the_log_is_done_again(bucket: UPath) -> None:
     with begun(bucket / "out") as output:
-        output.take([answered(0)], run_s=0.0)
+        output.take([row_result(0)], run_s=0.0)
         output._log.commit()  # type: ignore[union-attr]
-        output.take([answered(1)], run_s=0.0)
+        output.take([row_result(1)], run_s=0.0)
     with begun(bucket / "out") as output:
         assert output.ledger.done == 1
 
@@ -109,24 +101,24 @@ def test_what_did_not_reach_the_log_is_done_again(bucket: UPath) -> None:
 @pytest.mark.usefixtures("manual")
 def test_a_ctrl_c_between_ledger_and_log_leaves_what_the_log_says(bucket: UPath) -> None:
     with begun(bucket / "out") as output:
-        output.take([answered(0)], run_s=0.0)
+        output.take([row_result(0)], run_s=0.0)
         output.flush()
         add = output._log.add  # type: ignore[union-attr]
         output._log.add = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore
         with pytest.raises(KeyboardInterrupt):
-            output.take([answered(1)], run_s=0.0)
+            output.take([row_result(1)], run_s=0.0)
         output._log.add = add  # type: ignore
         output.flush()
     with begun(bucket / "out") as output:
         assert output.ledger.done == 1
-        output.take([answered(1)], run_s=0.0)
+        output.take([row_result(1)], run_s=0.0)
         output.flush()
     assert ids_in(bucket / "out") == ["0", "1"]
 
 
 def test_errors_are_there_and_may_be_done_again(bucket: UPath) -> None:
     with begun(bucket / "out") as output:
-        output.take([answered(0), answered(1, error=True)], run_s=0.0)
+        output.take([row_result(0), row_result(1, error=True)], run_s=0.0)
         output.flush()
     assert json.loads(errors_of(bucket / "out")) == {"id": "1"}
     for again in (True, False):
@@ -134,7 +126,7 @@ def test_errors_are_there_and_may_be_done_again(bucket: UPath) -> None:
             assert output.ledger.done == 2
             if again:
                 output.forget_errors()
-                output.take([answered(1)], run_s=0.0)
+                output.take([row_result(1)], run_s=0.0)
             output.flush()
     assert errors_of(bucket / "out") == ""
     assert ids_in(bucket / "out") == ["0", "1"]
@@ -149,7 +141,7 @@ def test_a_driver_that_was_given_up_before_it_wrote_its_errors_does_not_hide_new
             patch.setattr(OutputFolder, "_write_numbered_errors", write)
             with begun(bucket / "out") as second:
                 second.forget_errors()
-                second.take([answered(0), answered(1, error=True)], run_s=0.0)
+                second.take([row_result(0), row_result(1, error=True)], run_s=0.0)
                 second.flush()
 
     def write_late(output: OutputFolder, number: int) -> None:
@@ -158,7 +150,7 @@ def test_a_driver_that_was_given_up_before_it_wrote_its_errors_does_not_hide_new
 
     write = OutputFolder._write_numbered_errors
     with begun(bucket / "out") as first:
-        first.take([answered(0, error=True)], run_s=0.0)
+        first.take([row_result(0, error=True)], run_s=0.0)
         monkeypatch.setattr(OutputFolder, "_write_numbered_errors", write_late)
         first.flush()
     assert json.loads(errors_of(bucket / "out")) == {"id": "1"}
@@ -176,15 +168,15 @@ def test_a_second_driver_is_refused_while_the_first_lives(bucket: UPath, monkeyp
 @pytest.mark.usefixtures("impatient", "manual")
 def test_a_driver_that_was_given_up_writes_nothing_any_more(bucket: UPath) -> None:
     with begun(bucket / "out") as first:
-        first.take([answered(0)], run_s=0.0)
+        first.take([row_result(0)], run_s=0.0)
         first._log.commit()  # type: ignore[union-attr]
         with begun(bucket / "out") as second:
             assert second.ledger.done == 1
             with pytest.raises(RunError, match="Another driver has resumed the job in s3://"):
                 first.flush()
             with pytest.raises(RunError, match="Another driver"):
-                first.take([answered(1)], run_s=0.0)
-            second.take([answered(1)], run_s=0.0)
+                first.take([row_result(1)], run_s=0.0)
+            second.take([row_result(1)], run_s=0.0)
             second.flush()
     assert ids_in(bucket / "out") == ["0", "1"]
 
@@ -200,7 +192,7 @@ def test_of_two_drivers_that_begin_at_once_one_does(bucket: UPath) -> None:
 def test_an_answer_that_was_lost_does_not_fence_its_own_driver(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_log, "create_object", lambda *given: create_object(*given) and create_object(*given))
     with begun(bucket / "out") as output:
-        output.take([answered(0)], run_s=0.0)
+        output.take([row_result(0)], run_s=0.0)
         output.flush()
     assert ids_in(bucket / "out") == ["0"]
 
@@ -209,7 +201,7 @@ def test_an_earlier_job_is_put_aside(bucket: UPath) -> None:
     for number in range(2):
         with begun(bucket / "out", new=True) as output:
             assert output.ledger.done == 0
-            output.take([answered(number)], run_s=0.0)
+            output.take([row_result(number)], run_s=0.0)
             output.flush()
     assert (ids_in(bucket / "out"), ids_in(bucket / "out.before-1")) == (["1"], ["0"])
 
@@ -218,7 +210,7 @@ def test_other_settings_and_foreign_folders_are_refused_and_nothing_is_left_of_a
     bucket: UPath,
 ) -> None:
     with begun(bucket / "out") as output:
-        output.take([answered(0)], run_s=0.0)
+        output.take([row_result(0)], run_s=0.0)
     refused = pytest.raises(ConfigError, match=r"the job in s3://.*/out began with other settings: model")
     with open_output(bucket / "out", new=False) as output, refused:
         output.ledger.check_settings({"model": "two"})
@@ -235,7 +227,7 @@ def test_other_settings_and_foreign_folders_are_refused_and_nothing_is_left_of_a
 
 def test_a_log_with_a_gap_is_refused(bucket: UPath) -> None:
     with begun(bucket / "out") as output:
-        output.take([answered(0)], run_s=0.0)
+        output.take([row_result(0)], run_s=0.0)
         output.flush()
     next((bucket / "out" / ".job" / LOG).glob("*1.parquet")).unlink()
     with pytest.raises(OutputError, match=r"some objects in .* are missing"), open_output(bucket / "out", new=False):

@@ -13,6 +13,7 @@ from mars_ray.batch.rows.row_tables import to_row_table
 from mars_ray.batch.run import engine_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
+from tests.factories.jobs import engines_of
 
 FORMAT = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
 
@@ -21,14 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_plan, "suitable_threads", lambda folder: 3)  # as for 135 million parameters
-    engines, _ = engine_plan.plan_engines(
-        model="bundled",
-        adapter=None,
-        workers=WorkerOptions(compiled=False),
-        decode=DecodeParams(),
-        deadline_s=None,
-        max_quality_loss=None,
-    )
+    engines = engines_of(WorkerOptions(compiled=False))
     [place] = choose_places(engines, rows=1000)
     [decoder] = start_decoders(pool_settings(engines, (place,)), "threads").values()
     try:

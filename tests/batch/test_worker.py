@@ -13,11 +13,10 @@ from mars_ray.batch.rows.row_tables import RowResult, from_table, to_table
 from mars_ray.batch.run import worker as worker_module
 from mars_ray.batch.run.worker import Worker
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError, ModelError, ReplicaLostError, RunError
+from tests.factories.engine import engine_spec
 
 POISON = ord("!")
 
@@ -63,9 +62,7 @@ class Mortal(AsyncEngine):
 def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> list[RowResult]:
     async def run() -> list[RowResult]:
         Mortal.deaths = 0
-        spec = EngineSpec(
-            folder=folder, dtype="float32", threads=1, options=EngineOptions(max_num_seqs=4, compiled=False)
-        )
+        spec = engine_spec(folder, max_num_seqs=4)
 
         async def start() -> AsyncEngine:
             return (await Mortal.start(spec))[0]
@@ -132,7 +129,7 @@ def test_without_any_engine_the_work_stops_and_says_why(model_folder: Path) -> N
             starts += 1
             if starts > 1:
                 raise ModelError("the folder is gone")
-            spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
+            spec = engine_spec(model_folder)
             return (await Mortal.start(spec))[0]
 
         feeding = asyncio.Event()
@@ -158,7 +155,7 @@ def test_an_engine_that_dies_while_it_starts_is_started_again(model_folder: Path
             starts += 1
             if starts < 3:
                 raise ReplicaLostError("the engine died while it started.")
-            spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
+            spec = engine_spec(model_folder)
             return (await Mortal.start(spec))[0]
 
         feeding = asyncio.Event()
@@ -175,7 +172,7 @@ def test_an_engine_that_dies_while_it_starts_is_started_again(model_folder: Path
 
 def test_no_row_begins_while_the_worker_is_not_to_feed(model_folder: Path) -> None:
     async def run() -> None:
-        spec = EngineSpec(folder=model_folder, dtype="float32", threads=1, options=EngineOptions(compiled=False))
+        spec = engine_spec(model_folder)
         engine, _ = await AsyncEngine.start(spec)
 
         async def start() -> AsyncEngine:

@@ -3,13 +3,13 @@
 import pytest
 
 from benchmarks.decode.workload import Workload, bundled_workload
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import Checkpoint
+from tests.factories.engine import bundled_checkpoint
 
 
 @pytest.fixture(scope="session")
 def bundled() -> Checkpoint:
-    return load_checkpoint(resolve_model("bundled"))
+    return bundled_checkpoint()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from benchmarks.decode.block_cache import decode_block_cache
 from mars_ray.errors import ConfigError
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodedSequence, DecodeOptions
-from tests.samples import MASK_ID
+from tests.factories.token_rows import MASK_ID
 
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 stops = st.frozensets(st.integers(0, MASK_ID - 1), max_size=12)

@@ -1,11 +1,14 @@
 """Bytes and operations against sums done by hand."""
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from benchmarks import floor
 from benchmarks.floor import MachineLimits, StepFloor, StepNeeds, measure_limits, step_needs
+from tests.factories.networks import tiny_network
 
 # Per layer: q and o 8 x 8, k and v 8 x 4, three matrices 8 x 16. One query head has 4 numbers, one cached token 2 x 4.
 LAYER = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16
@@ -14,16 +17,8 @@ BIASES_AND_NORMS = 2 * ((8 + 4 + 4) + 2 * 8) + 8
 
 
 def tiny(*, tied: bool, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    config = Qwen2Config(
-        vocab_size=20,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-    )
-    return Qwen2ForCausalLM._from_config(config, dtype=dtype)
+    sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+    return tiny_network(**sizes, num_key_value_heads=1, tie_word_embeddings=tied).to(dtype)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -20,13 +20,15 @@ from benchmarks.peers.report import ours_like, report, show
 from mars_ray.errors import ConfigError
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.model.resolve import resolve_model
-from tests.model.model_samples import logits_of, tiny_network, tiny_tokenizer
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import tiny_tokenizer
+from tests.model.model_samples import logits_of
 
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     folder = tmp_path / "model"
-    tiny_network(request.param, rows=320, tied=request.param == "qwen2").save_pretrained(folder)
+    tiny_network(request.param, vocab_size=320, tie_word_embeddings=request.param == "qwen2").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

@@ -13,18 +13,11 @@ from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError, ReportError
 from tests.control.control_samples import SPEED, Plant, class_state, plan_of, profile, report, requests_at
+from tests.factories.clock import Clock
 
 SPEED_8 = replace(SPEED, rows=8)
 FOLLOWING: list[PolicyName] = ["load", "slo", "capacity"]
 SLO = SloSettings(ttft_ms=800, tpot_ms=40)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Store:

@@ -11,21 +11,14 @@ from mars_ray.control.replica.lease import REPORTS_KEPT, Lease
 from mars_ray.control.replica_messages import Directive
 from mars_ray.control.steady_clock import SteadyClock
 from tests.control.control_samples import class_state, engine_state, plan_of
+from tests.factories.clock import Clock
 
 PLAN = plan_of(lease_s=5.0, recover_s=30.0)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def started(reports: int = 1) -> tuple[Lease, Clock]:
     """A lease that made reports, a second from one to the next."""
-    clock = Clock()
+    clock = Clock(50.0)
     lease = Lease("a", PLAN, clock)
     for number in range(reports):
         clock.now_s += number > 0
@@ -49,7 +42,7 @@ def answer(number: int = 1, threshold: float = 0.6, **fields: Any) -> Directive:
 
 
 def test_reports_are_numbered_and_go_by_a_clock_of_their_own() -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     lease = Lease("a", PLAN, clock)
     made = []
     for step_s in (0.0, 1.0, -100.0, 2.0):
@@ -106,7 +99,7 @@ def test_what_is_foreign_or_out_of_bounds_changes_nothing(wrong: Directive) -> N
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=12))
 def test_of_answers_in_any_order_only_newer_ones_are_taken(numbers: list[int]) -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     lease = Lease("a", PLAN, clock)
     for _ in range(5):
         lease.report(engine_state())
@@ -118,7 +111,7 @@ def test_of_answers_in_any_order_only_newer_ones_are_taken(numbers: list[int]) -
 
 
 def test_answers_to_reports_of_long_ago_are_not_taken() -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     lease = Lease("a", PLAN, clock)
     for _ in range(REPORTS_KEPT + 1):
         lease.report(engine_state())
@@ -135,7 +128,7 @@ def test_a_controller_that_was_replaced_is_not_believed_again() -> None:
 
 
 def test_without_a_controller_a_replica_decides_by_its_own_load_within_bounds() -> None:
-    clock, threshold, found = Clock(), 0.95, []
+    clock, threshold, found = Clock(50.0), 0.95, []
     lease = Lease("a", PLAN, clock)
     for _ in range(6):
         state = engine_state(class_state(threshold=threshold, running=4, waiting=200))
@@ -168,7 +161,7 @@ def test_when_the_controller_falls_silent_a_replica_goes_on_from_what_held() -> 
 
 @given(st.lists(st.floats(-1e4, 1e4), max_size=30))
 def test_a_steady_clock_adds_up_what_its_clock_goes_forward(steps_s: list[float]) -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     steady, passed_s = SteadyClock(clock), 0.0
     assert steady() == 0.0
     for step_s in steps_s:

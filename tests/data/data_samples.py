@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 from transformers import TokenizersBackend
 
 from mars_ray.data.chat import Encoded
 from mars_ray.data.records import Message
+from tests.factories.tokenizers import SPECIAL_TOKENS as CHATML_TOKENS
+from tests.factories.tokenizers import train_byte_bpe
 
 ROLE_TOKENS = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *ROLE_TOKENS]
+SPECIAL_TOKENS = [*CHATML_TOKENS, *ROLE_TOKENS]
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -25,18 +27,7 @@ ROLES_ARE_TOKENS = (
 
 @cache
 def _trained(trims_spaces: bool) -> str:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims_spaces)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["one two three\n\n\nfour  five\n\nassistant user ééé"] * 9, trainer)
-    return tokenizer.to_str()
+    return train_byte_bpe(["one two three\n\n\nfour  five\n\nassistant user ééé"] * 9, SPECIAL_TOKENS, trims_spaces)
 
 
 def make_tokenizer(

@@ -9,34 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.data import packed
-from mars_ray.data.packed import PackedData, PackedWriter, PackReport, read_report
+from mars_ray.data.packed import PackedData, PackedWriter, read_report
 from mars_ray.data.packing import PackedRow, Packer
 from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING
 from tests.data.data_samples import example
-
-
-def report(rows: int, length: int) -> PackReport:
-    return PackReport(
-        records=1,
-        bad_records=0,
-        dropped_overlong=0,
-        truncated=0,
-        examples=1,
-        tokens=1,
-        response_tokens=1,
-        rows=rows,
-        length=length,
-        fill=1.0,
-        seconds=1.0,
-        tokens_per_s=1.0,
-    )
+from tests.factories.token_rows import pack_report
 
 
 def write(folder: Path, rows: list[PackedRow], length: int) -> Path:
     with PackedWriter(folder, length) as writer:
         writer.write(rows)
-        writer.close(report(writer.rows, length))
+        writer.close(pack_report(rows=writer.rows, length=length))
     return folder
 
 
@@ -98,8 +82,8 @@ def test_a_folder_is_complete_only_with_its_report(tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
     with pytest.raises(DataError, match="no packed data"):
         PackedData(tmp_path)
-    writer.close(report(3, 6))
-    assert read_report(tmp_path) == report(3, 6)
+    writer.close(pack_report(rows=3, length=6))
+    assert read_report(tmp_path) == pack_report(rows=3, length=6)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["packed.json", "rows.parquet"]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import Qwen2Config, Qwen2ForCausalLM
 from upath import UPath
 
 from mars_ray.data import ray_prepare
@@ -22,6 +21,7 @@ from mars_ray.errors import BadRecordError, DataError, EmptyDataError, ModelErro
 from mars_ray.model.sources.ray_folder import share_folder
 from mars_ray.progress import ProgressLine
 from tests.data.data_samples import CHATML, make_tokenizer
+from tests.factories.networks import tiny_network
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 # More than one block of the pipeline, with what ends a line elsewhere: U+0085, a byte of "ą", and U+2028.
@@ -32,15 +32,7 @@ PROGRESS = ProgressLine("tokenise", total=None)
 
 
 def model_folder(folder: Path, template: str | None = CHATML) -> Path:
-    config = Qwen2Config(
-        vocab_size=320,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tiny_network().save_pretrained(folder)
     make_tokenizer(template).save_pretrained(folder)
     return folder
 

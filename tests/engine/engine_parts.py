@@ -7,11 +7,12 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Owner, Resize, Swap
-from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.model.resolve import resolve_model
+from tests.factories.engine import request
 
 
 @cache
@@ -34,22 +35,16 @@ def sequence_of(
     **sampling: Any,
 ) -> Sequence:
     """A sequence that has read `prompt` and said `output`."""
-    params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    request = Request(
-        id="a",
-        prompt=tuple(prompt),
-        service_class=service_class,
-        sampling=params,
-        decode=decode or DecodeParams(),
-    )
+    asked = request("a", prompt, decode, service_class=service_class, **sampling)
+    params = asked.sampling
     return Sequence(
-        request=request,
+        request=asked,
         index=0,
         seed=seed if params.seed is None else params.seed,
         max_tokens=limit or params.max_tokens,
         stop_ids=frozenset(stop_ids) | params.stop_ids,
         detokenizer=IncrementalDetokenizer(bundled_tokenizer(), params.stop),
-        tokens=[*request.prompt, *output],
+        tokens=[*asked.prompt, *output],
         num_computed_tokens=computed,
         slot=slot,
         draft_tokens=list(drafts),

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
@@ -21,14 +20,11 @@ from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import AdapterError
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.engine_parts import bundled_tokenizer
-from tests.engine_samples import request, run
+from tests.factories.cards import adapter_card
+from tests.factories.engine import request, run
 
 WATCHED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FORMATS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8"), (torch.bfloat16, "int4")]
-CARD = AdapterCard(
-    block=6, objective={}, base_model="", base_digest="", data="", examples=1, tokens=1, steps=1, seed=0,
-    versions={}, losses={},
-)  # fmt: skip
 TIMES_32 = st.integers(1, 5).map(lambda count: 32 * count)
 settings.register_profile(
     "sanitized", deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -60,7 +56,7 @@ def adapter_of(hidden: int, linears: dict[str, tuple[int, int]], rank: int, mask
     lora = GatedLoRA(LoraShape(rank=rank, alpha=4.0, masks=masks, linears=linears), hidden)
     for parameter in lora.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    return Adapter(lora.requires_grad_(False).eval(), CARD)
+    return Adapter(lora.requires_grad_(False).eval(), adapter_card(block=6))
 
 
 def decode(network: Any, adapters: dict[str | None, Adapter], quantize: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mars_ray.adapter.card import AdapterCard, unnamed
+from mars_ray.adapter.card import unnamed
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
@@ -18,28 +18,14 @@ from mars_ray.engine.execution.input_packer import InputPacker
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions, Quantize
+from mars_ray.engine.options import Quantize
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.errors import RequestError
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.engine_parts import sequence_of
-from tests.engine_samples import request, run
-
-CARD = AdapterCard(
-    block=6,
-    objective={},
-    base_model="bundled",
-    base_digest="",
-    data="",
-    examples=1,
-    tokens=1,
-    steps=1,
-    seed=0,
-    versions={},
-    losses={},
-)
+from tests.factories.cards import adapter_card
+from tests.factories.engine import as_unknown, bundled_checkpoint, engine_of, request, run
 
 
 def some_adapter(checkpoint: Checkpoint, names: list[str] | None = None, rank: int = 5, std: float = 0.1) -> Adapter:
@@ -49,20 +35,18 @@ def some_adapter(checkpoint: Checkpoint, names: list[str] | None = None, rank: i
     lora = GatedLoRA(shape, network.config.hidden_size)
     for parameter in lora.parameters():
         nn.init.normal_(parameter, std=std)
-    return Adapter(lora.requires_grad_(False).eval(), CARD)
+    return Adapter(lora.requires_grad_(False).eval(), adapter_card(block=6))
 
 
 def fresh(kernels: bool, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    checkpoint = load_checkpoint(resolve_model("bundled"), dtype=dtype)
-    if not kernels:
-        checkpoint.network.__class__ = type("Unknown", (type(checkpoint.network),), {})
-    return checkpoint
+    checkpoint = bundled_checkpoint(dtype=dtype)
+    return checkpoint if kernels else as_unknown(checkpoint)
 
 
-def engine_of(kernels: bool, adapter: Any = None, dtype: torch.dtype = torch.float32, **options: Any) -> Engine:
+def adapted_engine(kernels: bool, adapter: Any = None, dtype: torch.dtype = torch.float32, **options: Any) -> Engine:
     checkpoint = fresh(kernels, dtype)
     chosen = some_adapter(checkpoint, **adapter) if adapter is not None else None
-    engine = Engine(checkpoint, EngineOptions(compiled=False, **options), adapters=unnamed(chosen))
+    engine = engine_of(checkpoint, {"adapters": unnamed(chosen)}, **options)
     engine._cache.resize(4, 64)
     return engine
 
@@ -83,7 +67,7 @@ def step_with_masks(rows: tuple[int, ...]) -> ForwardBatch:
 def test_kernels_and_torch_say_the_same_with_an_adapter(names: list[str] | None, rows: tuple[int, ...]) -> None:
     given: dict[str, Any] = {"names": names}
     batch = step_with_masks(rows)
-    one, other = (engine_of(kernels, given)._runner.run(batch).logits_MV for kernels in (True, False))
+    one, other = (adapted_engine(kernels, given)._runner.run(batch).logits_MV for kernels in (True, False))
     torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
 
 
@@ -91,8 +75,8 @@ def test_kernels_and_torch_say_the_same_with_an_adapter(names: list[str] | None,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_and_drafts_have_the_logits_of_the_base_bit_for_bit(kernels: bool, dtype: torch.dtype) -> None:
     batch = step_with_masks((5, 5, 5))
-    base = engine_of(kernels, None, dtype)._runner.run(batch).logits_MV
-    adapted = engine_of(kernels, {}, dtype)._runner.run(batch).logits_MV
+    base = adapted_engine(kernels, None, dtype)._runner.run(batch).logits_MV
+    adapted = adapted_engine(kernels, {}, dtype)._runner.run(batch).logits_MV
     is_mask = batch.offset_N[batch.pick_M] >= 0
     assert torch.equal(adapted[~is_mask], base[~is_mask])
     assert not torch.isclose(adapted[is_mask], base[is_mask]).all(dim=1).any()
@@ -108,17 +92,17 @@ def test_exact_mode_says_what_the_base_says_one_token_at_a_time(
     chosen = prompts[::24]
     plain = [request(n, prompt, DecodeParams(mode=Mode.AR), max_tokens=24) for n, prompt in enumerate(chosen)]
     ahead = [request(n, prompt, DecodeParams(mode=Mode.EXACT), max_tokens=24) for n, prompt in enumerate(chosen)]
-    alone = run(engine_of(kernels, quantize=quantize), plain)
-    said = run(engine_of(kernels, {}, quantize=quantize), ahead)
+    alone = run(adapted_engine(kernels, quantize=quantize), plain)
+    said = run(adapted_engine(kernels, {}, quantize=quantize), ahead)
     assert {name: each.tokens for name, each in said.items()} == {name: each.tokens for name, each in alone.items()}
 
 
 def test_the_block_is_that_of_the_adapter() -> None:
-    assert engine_of(True, {}).block == CARD.block
+    assert adapted_engine(True, {}).block == 6
 
 
 def test_an_engine_that_is_closed_leaves_the_network_without_the_adapter() -> None:
-    engine = engine_of(False, {})
+    engine = adapted_engine(False, {})
     hooks = [module for module in engine._checkpoint.network.modules() if module._forward_hooks]
     assert hooks
     engine.close()
@@ -138,7 +122,7 @@ def engine_of_several(kernels: bool, quantize: Quantize | None = None) -> Engine
     """An engine with adapters of several kinds; it serves all examples."""
     checkpoint = fresh(kernels)
     adapters = {name: some_adapter(checkpoint, **given) for name, given in KINDS.items()}
-    return Engine(checkpoint, EngineOptions(compiled=False, max_num_seqs=4, quantize=quantize), adapters=adapters)
+    return engine_of(checkpoint, {"adapters": adapters}, max_num_seqs=4, quantize=quantize)
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -159,7 +143,7 @@ def test_masks_of_several_adapters_in_one_step_are_those_of_each_alone(kernels: 
     together = logits(mixed, mixed._adapters.of)
     for number, sequence in enumerate(sequences):
         given = KINDS[sequence.request.decode.adapter]
-        alone = logits(engine_of(kernels, given), lambda _: 0)
+        alone = logits(adapted_engine(kernels, given), lambda _: 0)
         rows = slice(5 * number, 5 * number + 5)
         torch.testing.assert_close(together[rows], alone[rows], atol=1e-4, rtol=1e-4)
 
@@ -223,7 +207,7 @@ def test_an_adapter_that_is_not_there_is_refused() -> None:
 def test_a_base_that_knows_no_masks_decodes_without_them_where_no_adapter_is_named() -> None:
     checkpoint = replace(fresh(True), card=None)
     adapters: dict[str | None, Adapter] = {"only": some_adapter(checkpoint)}
-    engine = Engine(checkpoint, EngineOptions(compiled=False), adapters=adapters)
+    engine = engine_of(checkpoint, {"adapters": adapters})
     plain = request("plain", [11, 12], DecodeParams(mode=Mode.EXACT), max_tokens=6, ignore_eos=True)
     ahead = request("ahead", [11, 13], DecodeParams(mode=Mode.EXACT, adapter="only"), max_tokens=6, ignore_eos=True)
     said = run(engine, [plain, ahead])

@@ -29,7 +29,7 @@ from mars_ray.errors import (
     StepError,
 )
 from mars_ray.model.resolve import resolve_model
-from tests.engine_samples import MakeEngine, request, run
+from tests.factories.engine import MakeEngine, engine_spec, request, run
 
 FIXED = DecodeParams(threshold=0.9, block=8)
 
@@ -63,8 +63,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def spec(**options: Any) -> EngineSpec:
-    folder = resolve_model("bundled")
-    return EngineSpec(folder=folder, dtype="float32", threads=1, options=EngineOptions(compiled=False, **options))  # type: ignore[arg-type]
+    return engine_spec(resolve_model("bundled"), **options)
 
 
 def test_many_readers_get_what_the_engine_alone_says(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:

@@ -12,7 +12,7 @@ from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PROBE_EVERY, PROBE_
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, StepWork
 from tests.engine.engine_parts import sequence_of
-from tests.engine_samples import MakeEngine, request
+from tests.factories.engine import MakeEngine, request
 
 BLOCK = 6
 SURE, UNSURE = [0.99] * (BLOCK - 1), [0.0] * (BLOCK - 1)

@@ -14,7 +14,7 @@ from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.stats.profile import GRID
 from mars_ray.errors import ConfigError, PromptTooLongError, QueueFullError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
-from tests.engine_samples import MakeEngine, Output, request, run
+from tests.factories.engine import MakeEngine, Output, request, run
 
 EVERYTHING = DecodeParams(threshold=0.0, block=8)
 """Accepts all masks: the largest chunks there are."""

@@ -7,14 +7,13 @@ import pytest
 
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.stats.engine_stats import WINDOW_S
 from mars_ray.engine.stats.state import ClassState
 from mars_ray.errors import ConfigError, QueueFullError, RequestError
 from mars_ray.model.checkpoint import Checkpoint
-from tests.engine_samples import MakeEngine, Output, Prompts, request, run
+from tests.factories.engine import MakeEngine, Output, Prompts, engine_of, request, run
 
 CLASSES = (ServiceClass(name="gold"), ServiceClass(name="batch"))
 BLOCK = DecodeParams(block=8)
@@ -181,7 +180,7 @@ def test_who_is_refused_for_a_full_queue_has_arrived_and_who_leaves_before_it_ra
 def test_latencies_are_those_of_the_clock_and_forgotten_after_a_while(bundled: Checkpoint, prompts: Prompts) -> None:
     now_s = 100.0
     clock: Callable[[], float] = lambda: now_s  # noqa: E731
-    engine = Engine(bundled, EngineOptions(compiled=False, classes=CLASSES), clock=clock, new_seed=lambda: 0)
+    engine = engine_of(bundled, {"clock": clock}, classes=CLASSES)
     assert (engine.state().ttft_p95_s, engine.state().tpot_p95_s) == (None, None)
     engine.add(asked("gold", prompts[0][:16], DecodeParams(mode=Mode.AR), max_tokens=3, ignore_eos=True))
     now_s = 102.0

@@ -10,11 +10,8 @@ import torch
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.execution import compiled
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
-from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.resolve import resolve_model
-from tests.engine_samples import MakeEngine, Output, request, run
+from tests.factories.engine import MakeEngine, Output, bundled_checkpoint, engine_of, request, run
 
 
 def outputs_of(engine: Engine, prompts: list[tuple[int, ...]]) -> dict[str, Output]:
@@ -101,10 +98,8 @@ def test_a_step_that_others_could_have_written_is_not_loaded(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_cuda_the_engine_says_what_generate_says(prompts: list[tuple[int, ...]], dtype: torch.dtype) -> None:
-    plain = load_checkpoint(resolve_model("bundled"), dtype=dtype, device="cuda")
-    engine = Engine(
-        load_checkpoint(resolve_model("bundled"), dtype=dtype, device="cuda"), EngineOptions(compiled=False)
-    )
+    plain, other = (bundled_checkpoint(dtype=dtype, device="cuda") for _ in range(2))
+    engine = engine_of(other)
     chosen = prompts[::8]
     said = run(engine, [request(n, p, DecodeParams(mode=Mode.EXACT), max_tokens=32) for n, p in enumerate(chosen)])
     same = 0

@@ -22,7 +22,7 @@ from mars_ray.engine.request import DecodeParams
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
-from tests.engine_samples import MakeEngine, Output, request, run
+from tests.factories.engine import MakeEngine, Output, request, run
 
 AR = DecodeParams(mode=Mode.AR)
 EXACT = DecodeParams(mode=Mode.EXACT, threshold=0.3, block=8)

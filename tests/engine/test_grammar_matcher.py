@@ -12,7 +12,7 @@ from mars_ray.engine.grammar.spec import GRAMMAR_CHARACTERS_MAX, GrammarSpec
 from mars_ray.errors import RequestError
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
-from tests.engine_samples import MakeEngine, request
+from tests.factories.engine import MakeEngine, request
 
 
 @pytest.mark.parametrize(

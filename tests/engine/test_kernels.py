@@ -33,10 +33,9 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ModelError
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
-from tests.engine_samples import request as ask
-from tests.engine_samples import run
+from mars_ray.model.checkpoint import Checkpoint
+from tests.factories.engine import bundled_checkpoint, run
+from tests.factories.engine import request as ask
 
 try:
     kernel_library()
@@ -199,7 +198,7 @@ def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
 def test_in_exact_mode_an_engine_says_what_it_says_one_token_at_a_time(
     dtype: torch.dtype, quantize: Quantize | None, prompts: list[tuple[int, ...]]
 ) -> None:
-    checkpoint = load_checkpoint(resolve_model("bundled"), dtype=dtype)
+    checkpoint = bundled_checkpoint(dtype=dtype)
     said = []
     for mode in (Mode.AR, Mode.EXACT):
         engine = Engine(checkpoint, EngineOptions(quantize=quantize))
@@ -247,13 +246,13 @@ def test_an_engine_that_consumes_its_network_frees_the_weights_it_packed() -> No
 
 def test_a_network_the_kernels_do_not_know_runs_through_torch_and_says_why() -> None:
     gemma = network_of(GemmaConfig(**SIZES))
-    engine = Engine(Checkpoint(gemma, load_checkpoint(resolve_model("bundled")).tokenizer, MASK_ID, None))
+    engine = Engine(Checkpoint(gemma, bundled_checkpoint().tokenizer, MASK_ID, None))
     assert engine.kernels.startswith("torch, because") and "not GemmaForCausalLM" in engine.kernels
 
 
 def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
     gemma = network_of(GemmaConfig(**SIZES))
-    checkpoint = Checkpoint(gemma, load_checkpoint(resolve_model("bundled")).tokenizer, MASK_ID, None)
+    checkpoint = Checkpoint(gemma, bundled_checkpoint().tokenizer, MASK_ID, None)
     with pytest.raises(ModelError, match=r"quantize int8 needs kernels that do not run here: .*not GemmaForCausalLM"):
         Engine(checkpoint, EngineOptions(quantize="int8"))
 

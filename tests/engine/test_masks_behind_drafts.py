@@ -13,7 +13,7 @@ from mars_ray.engine.stats import block_choice
 from mars_ray.engine.stats.block_choice import BlockChoice
 from mars_ray.method.drafts import masks_behind_drafts
 from tests.engine.grammar_samples import regex
-from tests.engine_samples import MakeEngine, Output, request, run
+from tests.factories.engine import MakeEngine, Output, request, run
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.kv import slot_allocator
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import LOSSLESS, DecodeParams
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode, forward, last_logits
 from mars_ray.model.checkpoint import Checkpoint
-from tests.engine_samples import MakeEngine, Output, collect, request, run
-from tests.model.model_samples import tiny_network, tiny_tokenizer
+from tests.factories.engine import MakeEngine, Output, collect, engine_of, request, run
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import tiny_tokenizer
 
 THRESHOLDS = {
     Metric.PROBABILITY: (1.0, 0.99, 0.95, 0.9, 0.7, 0.5, 0.0),
@@ -280,11 +279,11 @@ def test_modes_mix_in_one_batch(make_engine: MakeEngine, prompts: list[tuple[int
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 def test_other_architectures_decode_unchanged(architecture: str) -> None:
-    network: PreTrainedModel = tiny_network(architecture).eval()
+    network: PreTrainedModel = tiny_network(architecture)
     checkpoint = Checkpoint(network=deepcopy(network), tokenizer=tiny_tokenizer(), mask_id=310, card=None)
     given = [tuple(range(5, 5 + length)) for length in (3, 21, 40)]
     outputs = run(
-        Engine(checkpoint, EngineOptions(compiled=False)),
+        engine_of(checkpoint),
         [
             request(n, p, DecodeParams(threshold=0.0, block=3), max_tokens=9, ignore_eos=True)
             for n, p in enumerate(given)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions, checked_machine
+from mars_ray.engine.options import checked_machine
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.stats.rehearsal import Rehearsal
 from mars_ray.engine.stats.state import RehearsalState, describe_rehearsals
@@ -18,7 +18,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
 from mars_ray.model.checkpoint import Checkpoint
 from tests.control.control_samples import engine_state
-from tests.engine_samples import Prompts, request, run
+from tests.factories.engine import Prompts, engine_of, request, run
 
 MACHINE = "h200/qwen2.5-7b/vllm"
 MODEL = step_model(MACHINE)
@@ -137,8 +137,8 @@ def test_every_step_lasts_as_long_as_the_slower_of_the_two_machines(steps: list[
 
 
 def rehearsing(bundled: Checkpoint, time: Time, machine: str | None = MACHINE) -> Engine:
-    options = EngineOptions(compiled=False, threshold=1.0, max_num_seqs=4, rehearse=machine)
-    return Engine(bundled, options, clock=time.clock, sleep=time.sleep, new_seed=lambda: 0)
+    parts = {"clock": time.clock, "sleep": time.sleep}
+    return engine_of(bundled, parts, threshold=1.0, max_num_seqs=4, rehearse=machine)
 
 
 def test_the_step_times_that_an_engine_measures_are_the_modelled_ones(bundled: Checkpoint, prompts: Prompts) -> None:

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mars_ray import progress
-from mars_ray.adapter.card import AdapterCard, read_adapter_card
+from mars_ray.adapter.card import read_adapter_card
 from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.chat import ChatEncoder
@@ -38,7 +38,10 @@ from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
-from tests.samples import VOCABULARY, Cli
+from tests.factories.cards import adapter_card
+from tests.factories.engine import bundled_checkpoint
+from tests.factories.token_rows import VOCABULARY
+from tests.samples import Cli
 
 Tokens = tuple[int, ...]
 
@@ -46,12 +49,12 @@ Tokens = tuple[int, ...]
 @pytest.fixture(scope="module")
 def engines() -> Checkpoint:
     """The bundled model, whose attention engines replace."""
-    return load_checkpoint(resolve_model("bundled"))
+    return bundled_checkpoint()
 
 
 @pytest.fixture(scope="module")
 def oracle() -> Checkpoint:
-    return load_checkpoint(resolve_model("bundled"))
+    return bundled_checkpoint()
 
 
 @pytest.fixture
@@ -324,10 +327,7 @@ def test_ctrl_c_leaves_the_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_calibration_of_an_adapter_goes_into_its_own_card(folder: Path, tmp_path: Path, mars_ray: Cli) -> None:
     network = load_checkpoint(folder).network
-    card = AdapterCard(
-        block=2, objective={}, base_model="bundled", base_digest=weights_digest(folder), data="d.jsonl",
-        examples=1, tokens=2, steps=3, seed=0, versions={}, losses={},
-    )  # fmt: skip
+    card = adapter_card(weights_digest(folder))
     save_adapter(new_adapter(network, rank=2, alpha=4, masks=2, names=None), card, tmp_path / "adapter")
     before = (folder / CARD_FILE).read_bytes()
     asked = ("--examples", 1, "--seeds", 1, "--max-tokens", 16)

@@ -21,8 +21,7 @@ from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.run.ray_evaluate import evaluate
 from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
 from mars_ray.method.reference import DecodeOptions, decode
-from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from tests.factories.engine import bundled_checkpoint
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 TASKS = ("sort_numbers", "date_rewrite")
@@ -42,7 +41,7 @@ def found(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def test_the_figures_are_those_of_the_reference_decoder_one_question_at_a_time(found: tuple[Path, Results]) -> None:
     _, results = found
-    oracle = load_checkpoint(resolve_model("bundled"))
+    oracle = bundled_checkpoint()
     encoder = ChatEncoder(oracle.tokenizer)
     questions = [
         question for task in open_tasks(TASKS, TaskOptions(examples=3, seeds=2)) for question in task.questions

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.adapter.card import AdapterCard, resolve_adapter
+from mars_ray.adapter.card import resolve_adapter
 from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
 from mars_ray.batch.run.options import WorkerOptions
@@ -11,6 +11,7 @@ from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.run.prepare import prepare_evaluation
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
+from tests.factories.cards import adapter_card
 from tests.model.hub_server import running_hub
 
 COMMIT = "1" * 40
@@ -34,10 +35,7 @@ def test_a_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
 
 def test_the_adapter_of_an_evaluation_is_kept_at_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = GatedLoRA(LoraShape(rank=1, alpha=2.0, masks=2, linears={"model.layers.0.mlp.up_proj": (192, 512)}), 192)
-    card = AdapterCard(
-        block=2, objective={}, base_model="bundled", base_digest=folder_digest(resolve_model("bundled")), data="",
-        examples=1, tokens=1, steps=1, seed=0, versions={}, losses={},
-    )  # fmt: skip
+    card = adapter_card(folder_digest(resolve_model("bundled")))
     save_adapter(lora, card, tmp_path / "adapter")
     with running_hub(tmp_path, monkeypatch) as hub:
         hub.add("someone/adapter", tmp_path / "adapter", COMMIT)

@@ -10,10 +10,10 @@ import datasets
 import pytest
 
 from mars_ray.harness.model import HarnessModel
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import Checkpoint
+from tests.factories.engine import bundled_checkpoint
+from tests.factories.tokenizers import save_tiny_model
 from tests.harness.harness_samples import MakeModel
-from tests.model.model_samples import tiny_network, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def nothing_leaves_this_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture(scope="session")
 def oracle() -> Checkpoint:
-    return load_checkpoint(resolve_model("bundled"))
+    return bundled_checkpoint()
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,4 @@ def make_model() -> MakeModel:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network of 64 positions with random weights."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_network().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))

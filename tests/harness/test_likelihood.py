@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from mars_ray.evaluation.scoring import agreement
 from mars_ray.harness.likelihood import Likelihood, Scored, likelihoods
 from mars_ray.progress import ProgressLine
+from tests.factories.token_rows import MASK_ID, VOCABULARY
 from tests.harness.harness_samples import judged_slowly
-from tests.samples import MASK_ID, VOCABULARY
 
 Text = tuple[tuple[int, ...], tuple[int, ...]]
 

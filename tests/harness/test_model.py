@@ -18,8 +18,9 @@ from mars_ray.harness.model import HarnessModel
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import tiny_tokenizer
 from tests.harness.harness_samples import SPEECH, MakeModel, documents, examples, generations, judged_slowly, pairs
-from tests.model.model_samples import tiny_network, tiny_tokenizer
 
 AT = {"mode": "threshold", "threshold": 0.6}
 

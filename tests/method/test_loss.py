@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from mars_ray.method.loss import LabelWeights, StreamLoss, training_logits
 from mars_ray.method.streams import IGNORE, PackedRows, Streams, mars_streams
-from tests.samples import MASK_ID, packed
+from tests.factories.token_rows import MASK_ID, packed
 
 examples = st.lists(st.booleans(), min_size=1, max_size=14)
 rows = st.lists(st.lists(examples, min_size=1, max_size=3), min_size=1, max_size=2)

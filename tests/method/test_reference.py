@@ -12,7 +12,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.method.logits import logits_at
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
-from tests.samples import MASK_ID
+from tests.factories.token_rows import MASK_ID
 
 prompts = st.lists(st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9), min_size=1, max_size=4)
 options = st.builds(

@@ -22,7 +22,7 @@ from mars_ray.method.streams import (
     random_phases,
 )
 from mars_ray.method.visibility import dense_mask, flex_mask
-from tests.samples import MASK_ID, VOCABULARY, packed
+from tests.factories.token_rows import MASK_ID, VOCABULARY, packed
 
 examples = st.lists(st.booleans(), min_size=1, max_size=14)
 rows = st.lists(st.lists(examples, min_size=1, max_size=3), min_size=1, max_size=2)

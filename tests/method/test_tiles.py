@@ -14,7 +14,7 @@ from mars_ray.method.cross_entropy import cross_entropies
 from mars_ray.method.loss import StreamLoss, training_logits
 from mars_ray.method.streams import IGNORE, PADDING, Streams, clean_stream, mars_streams, random_phases
 from mars_ray.method.tiles import ATTENTION, lay_out
-from tests.samples import MASK_ID, packed
+from tests.factories.token_rows import MASK_ID, packed
 
 examples = st.lists(st.booleans(), min_size=1, max_size=14)
 rows = st.lists(st.lists(examples, min_size=1, max_size=4), min_size=1, max_size=2)

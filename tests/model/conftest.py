@@ -3,8 +3,11 @@ from typing import Any
 
 import pytest
 
-from mars_ray.model.card import CalibrationPoint, Card, FamilyPoint
-from tests.model.model_samples import MakeFolder, tiny_network, tiny_tokenizer
+from mars_ray.model.card import Card, FamilyPoint
+from tests.factories.cards import calibration_point, model_card
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import tiny_tokenizer
+from tests.model.model_samples import MakeFolder
 
 
 @pytest.fixture
@@ -15,7 +18,7 @@ def make_model_folder(tmp_path: Path) -> MakeFolder:
         architecture: str = "qwen2", *, rows: int = 320, tied: bool = True, mask: bool = False, **save: Any
     ) -> Path:
         folder = tmp_path / f"{architecture}-{len(list(tmp_path.iterdir()))}"
-        tiny_network(architecture, rows=rows, tied=tied).save_pretrained(folder, **save)
+        tiny_network(architecture, vocab_size=rows, tie_word_embeddings=tied).save_pretrained(folder, **save)
         tokenizer = tiny_tokenizer()
         if mask:
             tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
@@ -28,32 +31,4 @@ def make_model_folder(tmp_path: Path) -> MakeFolder:
 @pytest.fixture
 def mars_card() -> Card:
     family = FamilyPoint(examples=20, tokens_per_forward=1.5, accuracy=0.75)
-    point = CalibrationPoint(
-        threshold=0.9,
-        tokens_per_forward=1.6,
-        tokens_per_forward_std=0.1,
-        agreement=0.97,
-        agreement_std=0.01,
-        accuracy=0.7,
-        accuracy_std=None,
-        examples=40,
-        tokens=800,
-        seeds=2,
-        data="tasks",
-        by_family={"copy": family},
-    )
-    return Card(
-        method="mars",
-        block=4,
-        objective={"phase": "absolute", "ar_weight": 1.0},
-        mask_token="<|mask|>",
-        mask_token_id=300,
-        data="tasks",
-        examples=1000,
-        tokens=64000,
-        steps=200,
-        seed=3,
-        versions={"torch": "2.13"},
-        losses={"mask": 1.25, "ar": 0.5},
-        calibration=(point,),
-    )
+    return model_card(calibration=(calibration_point(by_family={"copy": family}),))

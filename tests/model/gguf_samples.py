@@ -6,9 +6,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
-from tests.model.model_samples import SPECIAL_TOKENS, trained_tokenizer_json
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import SPECIAL_TOKENS, tiny_tokenizer_json
 
 LAYERS, HEADS, KEY_HEADS, WIDTH, INNER, CONTEXT = 2, 4, 2, 32, 64, 64
 CHAT_TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
@@ -25,11 +26,11 @@ NAMES = {
 }
 
 
-def tiny_llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def tiny_llama(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A network whose values `dtype` can hold, in float32."""
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=len(json.loads(trained_tokenizer_json())["model"]["vocab"]),
+    network = tiny_network(
+        "llama",
+        vocab_size=len(json.loads(tiny_tokenizer_json())["model"]["vocab"]),
         hidden_size=WIDTH,
         intermediate_size=INNER,
         num_hidden_layers=LAYERS,
@@ -39,17 +40,14 @@ def tiny_llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
         rms_norm_eps=1e-5,
         initializer_range=0.3,
         tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=2,
         attn_implementation="sdpa",
     )
-    network = LlamaForCausalLM(config)
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype).float()
-    return network.eval()
+    return network
 
 
-def write_gguf(network: LlamaForCausalLM, file: Path, kind: str) -> None:
+def write_gguf(network: PreTrainedModel, file: Path, kind: str) -> None:
     """Write the matrices as `kind` ("F32", "F16", "Q8_0"), the vectors as F32."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_block_count(LAYERS)
@@ -77,7 +75,7 @@ def write_gguf(network: LlamaForCausalLM, file: Path, kind: str) -> None:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
-    model = json.loads(trained_tokenizer_json())["model"]
+    model = json.loads(tiny_tokenizer_json())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")

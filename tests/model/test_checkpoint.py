@@ -11,7 +11,8 @@ from mars_ray.errors import ModelError, OutputError
 from mars_ray.model import checkpoint as checkpoint_module
 from mars_ray.model.card import Card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
-from tests.model.model_samples import ARCHITECTURES, PROMPT, MakeFolder, edit_json, logits_of, tiny_network
+from tests.factories.networks import tiny_network
+from tests.model.model_samples import ARCHITECTURES, PROMPT, MakeFolder, edit_json, logits_of
 
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 tied_and_untied = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -167,7 +168,7 @@ def test_an_output_table_that_differs_survives_a_config_that_says_tied(
     folder = make_model_folder(tied=False, rows=300)
     edit_json(folder / "config.json", tie_word_embeddings=True)
     checkpoint = load_checkpoint(folder)
-    untied = tiny_network(tied=False, rows=300)
+    untied = tiny_network(tie_word_embeddings=False, vocab_size=300)
     assert checkpoint.network.get_input_embeddings().weight.shape[0] == 304
     assert torch.equal(logits_of(checkpoint.network)[..., :300], logits_of(untied))
     save_checkpoint(checkpoint, tmp_path / "out")

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mars_ray.errors import ModelError, UnsafeModelError
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.model.folder import check_folder
-from tests.model.model_samples import PROMPT, MakeFolder, edit_json, logits_of, tiny_network, tiny_tokenizer
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import tiny_tokenizer
+from tests.model.model_samples import PROMPT, MakeFolder, edit_json, logits_of
 
 AUTO_MAP = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
 

@@ -16,8 +16,9 @@ from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.model.sources import smollm2
 from mars_ray.model.sources.gguf import convert
+from tests.factories.tokenizers import tiny_tokenizer
 from tests.model.gguf_samples import CHAT_TEMPLATE, tiny_llama, write_gguf
-from tests.model.model_samples import PROMPT, logits_of, tiny_tokenizer
+from tests.model.model_samples import PROMPT, logits_of
 
 FolderOf = Callable[[str], Path]
 

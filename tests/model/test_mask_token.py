@@ -3,7 +3,9 @@ import torch
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from mars_ray.model.mask_token import MASK_TOKEN, ensure_mask_token
-from tests.model.model_samples import ARCHITECTURES, logits_of, tiny_network, tiny_tokenizer
+from tests.factories.networks import tiny_network
+from tests.factories.tokenizers import tiny_tokenizer
+from tests.model.model_samples import ARCHITECTURES, logits_of
 
 every_network = pytest.mark.parametrize(
     ("architecture", "tied"), [(name, tied) for name in ARCHITECTURES for tied in (True, False)]
@@ -19,7 +21,7 @@ def tables(network: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 @every_network
 def test_a_spare_row_is_taken_and_no_other_row_changes(architecture: str, tied: bool) -> None:
-    network, tokenizer = tiny_network(architecture, rows=320, tied=tied), tiny_tokenizer()
+    network, tokenizer = tiny_network(architecture, vocab_size=320, tie_word_embeddings=tied), tiny_tokenizer()
     before = tables(network)
     assert ensure_mask_token(network, tokenizer) == 300
     others = [row for row in range(320) if row != 300]
@@ -31,7 +33,7 @@ def test_a_spare_row_is_taken_and_no_other_row_changes(architecture: str, tied: 
 
 @every_network
 def test_without_a_spare_row_the_network_grows_and_no_old_row_changes(architecture: str, tied: bool) -> None:
-    network, tokenizer = tiny_network(architecture, rows=300, tied=tied), tiny_tokenizer()
+    network, tokenizer = tiny_network(architecture, vocab_size=300, tie_word_embeddings=tied), tiny_tokenizer()
     before, logits = tables(network), logits_of(network)
     assert ensure_mask_token(network, tokenizer) == 300
     for old, new in zip(before, tables(network), strict=True):
@@ -92,7 +94,7 @@ def test_a_vocabulary_that_holds_the_token_names_it_the_mask_token() -> None:
 
 
 def test_a_known_mask_token_without_a_row_gets_one() -> None:
-    network, tokenizer = tiny_network(rows=300), tiny_tokenizer()
+    network, tokenizer = tiny_network(vocab_size=300), tiny_tokenizer()
     tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
     old, _ = tables(network)
     assert ensure_mask_token(network, tokenizer) == 300

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import load_adapter, save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
+from mars_ray.data.packed import PackedData, PackedWriter
+from mars_ray.data.packing import Packer
 from mars_ray.data.records import parse_record
 from mars_ray.data.tasks import FAMILIES, examples, is_right_answer, mixture
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
@@ -21,6 +22,11 @@ from mars_ray.evaluation.tasks.reference_file import read_references
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
+from pipelines import race_picture, ship_adapter
+from tests.data.data_samples import example
+from tests.demo.race_samples import RACE
+from tests.factories.cards import adapter_card
+from tests.factories.token_rows import pack_report
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
@@ -177,6 +183,12 @@ def test_a_model_gets_an_adapter_from_its_own_answers_and_goes_on_where_it_stopp
     assert "block was 8, now it is 4" in other.stderr
 
 
+def test_a_race_that_nobody_ran_is_drawn_without_anything_that_a_reader_would_load() -> None:
+    picture = race_picture.drawn([RACE], "tiny")
+    assert "Count&#160;to&#160;three." in picture
+    assert "url(" not in picture.replace("url(#", "")
+
+
 @pytest.mark.slow
 def test_a_race_is_drawn_without_anything_that_a_reader_would_load(tmp_path: Path) -> None:
     assert "The picture is in" in done("race_picture", "--model", "bundled", "--output", tmp_path / "race.svg")
@@ -185,15 +197,33 @@ def test_a_race_is_drawn_without_anything_that_a_reader_would_load(tmp_path: Pat
     assert "url(http" not in drawn
 
 
+def test_the_drafts_of_an_adapter_and_of_its_copy_are_compared_at_the_same_masks(
+    start_model: Path, tmp_path: Path
+) -> None:
+    with PackedWriter(tmp_path, 16) as writer:
+        writer.write(Packer(16, "drop").add(example(range(5, 21), prompt=4)))
+        writer.write(Packer(16, "drop").add(example(range(30, 46), prompt=4)))
+        writer.close(pack_report(rows=writer.rows, length=16))
+    network = load_checkpoint(start_model).network
+    one, other = (new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"]) for _ in range(2))
+    arguments = PackedData(tmp_path), 64, 4, [2, 1]
+    equal = ship_adapter.measure(start_model, (one, one), *arguments)
+    assert equal.masks > 0
+    assert (equal.points, equal.changed) == (0.0, 0.0)
+    with torch.no_grad():
+        for factors in other.factors.values():
+            factors.b.normal_(std=30.0)
+    changed = ship_adapter.measure(start_model, (one, other), *arguments)
+    assert (changed.masks, changed.agreement) == (equal.masks, equal.agreement)
+    assert changed.changed > 0
+
+
 @pytest.mark.slow
 def test_an_adapter_is_shipped_in_8_bits_where_its_drafts_stay_what_they_were(tmp_path: Path) -> None:
     bundled = resolve_model("bundled")
     network = load_checkpoint(bundled).network
     lora = new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"])
-    card = AdapterCard(
-        block=4, objective={}, base_model="bundled", base_digest=weights_digest(bundled), data="", examples=1, tokens=1,
-        steps=1, seed=0, versions={}, losses={},
-    )  # fmt: skip
+    card = adapter_card(weights_digest(bundled), block=4)
     save_adapter(lora, card, tmp_path / "trained")
     rows = [{"prompt": each.prompt, "response": each.response} for each in islice(mixture("heldout", 0), 20)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -4,15 +4,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from benchmarks.decode.workload import bundled_workload
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
-from tests.samples import VOCABULARY
-
-SHAPE = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "max_position_embeddings": 256, "initializer_range": 0.5}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}
+from mars_ray.model.checkpoint import Checkpoint
+from tests.factories.engine import bundled_checkpoint
+from tests.factories.networks import network_of_rows
+from tests.factories.token_rows import VOCABULARY
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +21,7 @@ def exact_network(network: PreTrainedModel) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def other_network() -> PreTrainedModel:
     """Smaller and with other weights: a draft that is often wrong."""
-    torch.manual_seed(1)
-    config = Qwen2Config(**SHAPE, **HEADS, hidden_size=16, intermediate_size=24)
-    return Qwen2ForCausalLM(config).double().eval()
+    return network_of_rows(seed=1, hidden_size=16, intermediate_size=24).double()
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +38,7 @@ def similar_network(exact_network: PreTrainedModel) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def repeating_network() -> PreTrainedModel:
     """It says the token it last read, whatever stands before."""
-    config = Qwen2Config(**SHAPE, **HEADS, hidden_size=VOCABULARY, intermediate_size=24, tie_word_embeddings=True)
-    network = Qwen2ForCausalLM(config).double().eval()
+    network = network_of_rows(hidden_size=VOCABULARY, intermediate_size=24, tie_word_embeddings=True).double()
     with torch.no_grad():
         for name, weight in network.named_parameters():
             if "o_proj" in name or "down_proj" in name:
@@ -54,7 +49,7 @@ def repeating_network() -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def bundled() -> Checkpoint:
-    return load_checkpoint(resolve_model("bundled"), dtype=torch.float64)
+    return bundled_checkpoint(dtype=torch.float64)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from mars_ray.method.reference import DecodeOptions, decode
 from pipelines.reproduction.baselines.autoregressive import decode_autoregressive
-from tests.samples import MASK_ID
+from tests.factories.token_rows import MASK_ID
 
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 

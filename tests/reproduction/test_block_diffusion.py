@@ -16,7 +16,7 @@ from mars_ray.method.streams import IGNORE, PADDING, PackedRows
 from pipelines.reproduction.baselines.block_diffusion import decode_block_diffusion, diffusion_loss
 from pipelines.reproduction.baselines.diffusion_streams import DiffusionStreams, diffusion_mask, diffusion_streams
 from pipelines.reproduction.baselines.output import BaselineOutput
-from tests.samples import MASK_ID, VOCABULARY, packed
+from tests.factories.token_rows import MASK_ID, VOCABULARY, packed
 
 STOP_ID = 62
 examples = st.lists(st.booleans(), min_size=1, max_size=12)

@@ -11,7 +11,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint
 from pipelines.reproduction.baselines.jacobi import decode_jacobi
-from tests.samples import MASK_ID
+from tests.factories.token_rows import MASK_ID
 
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 

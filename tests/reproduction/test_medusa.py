@@ -17,7 +17,7 @@ from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.method.streams import IGNORE, PackedRows
 from mars_ray.model.checkpoint import Checkpoint
 from pipelines.reproduction.baselines.medusa import MedusaHeads, decode_medusa, head_labels, hidden_at, train_heads
-from tests.samples import MASK_ID, packed
+from tests.factories.token_rows import MASK_ID, packed
 
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 examples = st.lists(st.booleans(), min_size=1, max_size=10)

@@ -16,7 +16,7 @@ from mars_ray.method.reference import DecodeOptions, decode, last_logits
 from mars_ray.model.checkpoint import Checkpoint
 from pipelines.reproduction.baselines.output import BaselineOutput
 from pipelines.reproduction.baselines.speculative import MaskGroups, MaskWindow, decode_speculative
-from tests.samples import MASK_ID
+from tests.factories.token_rows import MASK_ID
 
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 stops = st.frozensets(st.integers(0, MASK_ID - 1), max_size=6)

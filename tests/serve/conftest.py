@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.serve.middleware.api_keys import KeyFile, add_key
+from tests.factories.engine import bundled_checkpoint
 from tests.serve.access_samples import KnownKeys
 from tests.serve.cluster_samples import CEILING, CLASSES, REQUESTS_MAX, SOON, Cluster, cluster, deploy_file
 from tests.serve.endpoint_samples import Served, config_of, served
@@ -15,7 +15,7 @@ from tests.serve.endpoint_samples import Served, config_of, served
 
 @pytest.fixture(scope="session")
 def bundled() -> Checkpoint:
-    return load_checkpoint(resolve_model("bundled"))
+    return bundled_checkpoint()
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.step_time import StepTime, StepWork
 from mars_ray.load.prompts import Texts, bundled_prompts
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.machine import Machine
+from tests.factories.engine import bundled_checkpoint
 from tests.simulate.simulation_samples import run
 
 THRESHOLD, ROWS = 0.9, 6
@@ -85,7 +85,7 @@ def requests_for(checkpoint: Checkpoint, arrivals: list[Arrival]) -> Iterator[Re
 
 @pytest.mark.parametrize(("rate", "requests"), [(3.0, 40), (120.0, 120)], ids=["light load", "more than it can do"])
 def test_tokens_and_times_are_those_of_the_real_engine(rate: float, requests: int) -> None:
-    checkpoint = load_checkpoint(resolve_model("bundled"))
+    checkpoint = bundled_checkpoint()
     engine, arrivals = Clocked(checkpoint), load(rate, requests)
     coming = list(requests_for(checkpoint, arrivals))
     added, tokens, first_s, end_s = 0, 0, dict[int, float](), dict[int, float]()

@@ -66,6 +66,11 @@ def cluster(page: Page, endpoint: Served, keys: dict[str, str]) -> None:
     expect(page.locator("#jobs tr")).to_be_visible()
 
 
+def test_the_playground_has_no_violation_as_it_opens(page: Page, locked: Served, keys: dict[str, str]) -> None:
+    opened(page, locked, keys["use"])
+    assert violations(page) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])

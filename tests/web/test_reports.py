@@ -84,6 +84,11 @@ def test_a_report_says_all_without_scripts(browser: Browser, tmp_path: Path) -> 
         context.close()
 
 
+def test_the_report_of_a_job_has_no_violation(page: Page, tmp_path: Path) -> None:
+    opened(page, tmp_path, job())
+    assert violations(page) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])

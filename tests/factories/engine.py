@@ -1,13 +1,19 @@
-"""Run an engine to its end and collect what it said."""
+"""Engines, and requests that they run to their end."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.service_class import STANDARD
+from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.resolve import resolve_model
 
 STEPS_MAX = 20_000
 
@@ -35,6 +41,30 @@ class Output:
     def finished(self) -> Finished:
         assert len(self.endings) == 1, "a sequence ends exactly once"
         return self.endings[0]
+
+
+def bundled_checkpoint(**loading: Any) -> Checkpoint:
+    """Load the bundled model: engines replace the attention of a network, so that an oracle needs one of its own."""
+    return load_checkpoint(resolve_model("bundled"), **loading)
+
+
+def as_unknown(checkpoint: Checkpoint) -> Checkpoint:
+    """Give the network a class of its own, which the kernels do not know."""
+    checkpoint.network.__class__ = type("Unknown", (type(checkpoint.network),), {})
+    return checkpoint
+
+
+def engine_of(checkpoint: Checkpoint, parts: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Engine:
+    """Return an engine that is not compiled; `parts` are further arguments of `Engine`."""
+    given = EngineOptions(**({"compiled": False} | options))
+    return Engine(checkpoint, given, **({"new_seed": lambda: 0} | dict(parts)))
+
+
+def engine_spec(folder: Path, **options: Any) -> EngineSpec:
+    """Return what starts an engine that is not compiled in a process of its own."""
+    return EngineSpec(
+        folder=folder, dtype="float32", threads=1, options=EngineOptions(**({"compiled": False} | options))
+    )
 
 
 def request(
