@@ -15,7 +15,7 @@ from mars_ray.errors import InterruptedRunError
 from tests.factories.jobs import generate_options
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
-SHORT, LONG = 4, 16
+SHORT, LONG = 4, 60
 """Rows of one token, and rows that take more than a thousand steps each: many writes of the ledger."""
 SECONDS = 240
 
@@ -44,7 +44,7 @@ def test_ctrl_c_keeps_the_rows_that_were_finished(tmp_path: Path) -> None:
     pressing.start()
     try:
         with pytest.raises(
-            InterruptedRunError, match=r"Stopped after \d+ of 20 rows.*Run the same command to continue\."
+            InterruptedRunError, match=r"Stopped after \d+ of 64 rows.*Run the same command to continue\."
         ):
             generate_files(options)
     finally:

@@ -136,7 +136,7 @@ def spelt(logprobs: Any) -> str:
         {"stop": '"}'},
         {"stop": "Oscar", "extra_body": {"mode": "ar"}},
         {"max_tokens": 24, "extra_body": {"ignore_eos": True, "mode": "exact"}},
-        {"n": 2, "temperature": 2, "seed": 4, "max_tokens": 40, "extra_body": {"ignore_eos": True, "threshold": 0.3}},
+        {"n": 2, "temperature": 2, "seed": 5, "max_tokens": 40, "extra_body": {"ignore_eos": True, "threshold": 0.3}},
         {"stop": "\u2019", "temperature": 2, "seed": 1, "max_tokens": 40},
     ],
 )

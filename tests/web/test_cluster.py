@@ -135,7 +135,7 @@ def test_a_rehearsal_is_named_above_all_figures(page: Page) -> None:
         page.goto(f"{endpoint.url}/cluster")
         for _ in range(6):
             endpoint.beat()
-        expect(page.locator("#rehearsal")).to_contain_text("modelled step time: h200/qwen2.5-7b (")
+        expect(page.locator("#rehearsal")).to_contain_text("modelled step time: h200/qwen2.5-7b/vllm (")
         page.goto(f"{endpoint.url}/")
         expect(page.locator("#rehearsal")).to_have_text("modelled step time: h200/qwen2.5-7b/vllm")
 
