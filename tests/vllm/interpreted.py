@@ -2,8 +2,11 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import mars_ray
 
 os.environ.update(
     VLLM_USE_V2_MODEL_RUNNER="1",
@@ -31,13 +34,14 @@ backends["cpu"] = SimpleNamespace(compiler=None, driver=InterpreterDriver)  # ty
 
 from vllm import LLM  # noqa: E402
 
-from mars_ray.model.resolve import bundled_folder  # noqa: E402
+ASSETS = Path(mars_ray.__file__).parent / "assets"
+BUNDLED = ASSETS / "bundled"
 
 
 def engine(mars: dict[str, Any] | None = None, **options: Any) -> LLM:
     """The bundled model in an engine: with MARS and these settings, or, without settings, stock."""
     given: dict[str, Any] = {
-        "model": str(bundled_folder()),
+        "model": str(BUNDLED),
         "dtype": "float32",
         "max_model_len": 512,
         "max_num_seqs": 8,
