@@ -1,0 +1,138 @@
+"""The plug-in inside vLLM's model runner V2, on the bundled model, against stock vLLM and the plain rule."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytest.importorskip("vllm", reason="vLLM is missing: run make test-vllm")
+
+from transformers import AutoModelForCausalLM  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
+
+from mars_ray.method.acceptance import confidence  # noqa: E402
+from mars_ray.method.metric import Metric  # noqa: E402
+from mars_ray.method.reference import last_logits  # noqa: E402
+from mars_ray.model.card import read_card  # noqa: E402
+from tests.vllm.causal_reference import CausalAnswer, decode_causally  # noqa: E402
+from tests.vllm.interpreted import ASSETS, BUNDLED, engine  # noqa: E402
+
+MAX_TOKENS = 64
+GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+
+
+def prompts() -> list[str]:
+    """Two prompts of each of the twelve families."""
+    rows = [json.loads(line) for line in (ASSETS / "prompts.jsonl").read_text().splitlines()]
+    return [row["prompt"] for row in rows if row["id"].endswith(("-00", "-01"))]
+
+
+def decode(llm: LLM, texts: list[str], extra: list[dict[str, Any]] | None = None, **sampling: Any) -> list[Any]:
+    """Outputs of vLLM; `extra` gives each request its `vllm_xargs`."""
+    params = [SamplingParams(**(GREEDY | sampling), extra_args=each) for each in extra or [{}] * len(texts)]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    return llm.chat(chats, params, use_tqdm=False)
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def stock() -> list[Any]:
+    """Stock vLLM's outputs, one token a step."""
+    return decode(engine(), prompts(), logprobs=2)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def mars(request) -> LLM:
+    return engine({}, async_scheduling=request.param, enable_prefix_caching=False)
+
+
+@cache
+def plain(threshold: float) -> list[CausalAnswer]:
+    """The plain rule on transformers' network."""
+    network = AutoModelForCausalLM.from_pretrained(BUNDLED).eval()
+    card = read_card(BUNDLED)
+    assert card is not None and card.block is not None
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+
+    def choices(ids: list[int], count: int) -> list[tuple[int, float]]:
+        logits_WV = last_logits(network, ids, count, card.mask_token_id)
+        sure = confidence(logits_WV, Metric.PROBABILITY).tolist()
+        return list(zip(logits_WV.argmax(dim=-1).tolist(), sure, strict=True))
+
+    answers = []
+    for text in prompts():
+        chat = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+        rule = {"threshold": threshold, "masks": card.block - 1, "mask_id": card.mask_token_id}
+        stops = frozenset({tokenizer.eos_token_id})
+        answers.append(decode_causally(choices, ids, **rule, max_tokens=MAX_TOKENS, stop_ids=stops))
+    return answers
+
+
+def test_exact_mode_returns_the_tokens_of_stock_vllm(mars, stock):
+    outputs = decode(mars, prompts(), [{"mode": "exact"}] * 24)
+    assert tokens_of(outputs) == tokens_of(stock)
+
+
+@pytest.mark.parametrize("threshold", [0.95, 0.6])
+def test_a_threshold_returns_the_tokens_of_the_plain_rule(mars, threshold):
+    outputs = decode(mars, prompts(), [{"threshold": threshold}] * 24)
+    assert tokens_of(outputs) == [answer.tokens for answer in plain(threshold)]
+
+
+def test_requests_of_all_modes_share_a_batch(mars, stock):
+    modes = [{"mode": "ar"}, {"mode": "exact"}, {"threshold": 0.6}, {"threshold": 0.95}]
+    outputs = tokens_of(decode(mars, prompts(), [modes[index % 4] for index in range(24)]))
+    expected = [tokens_of(stock), tokens_of(stock), *([each.tokens for each in plain(t)] for t in (0.6, 0.95))]
+    assert outputs == [expected[index % 4][index] for index in range(24)]
+
+
+def test_the_threshold_changes_while_the_engine_runs(mars, stock):
+    mars.collective_rpc("set_mars_threshold", args=(0.6,))
+    lowered = tokens_of(decode(mars, prompts()))
+    mars.collective_rpc("set_mars_threshold", args=(1.0,))
+    assert lowered == [answer.tokens for answer in plain(0.6)]
+    assert tokens_of(decode(mars, prompts())) == tokens_of(stock)
+
+
+def test_exact_mode_draws_what_stock_vllm_draws_with_the_same_seed(mars):
+    sampling = {"temperature": 1.5, "top_p": 0.95, "top_k": 40, "seed": 7, "presence_penalty": 0.5, "n": 2}
+    ours = decode(mars, prompts(), [{"mode": "exact"}] * 24, **sampling)
+    plainly = decode(mars, prompts(), [{"mode": "ar"}] * 24, **sampling)
+    drawn = [[list(each.token_ids) for each in output.outputs] for output in ours]
+    assert drawn == [[list(each.token_ids) for each in output.outputs] for output in plainly]
+
+
+def test_logprobs_are_those_of_the_rows_that_chose_the_tokens(mars, stock):
+    for ours, theirs in zip(decode(mars, prompts(), [{"mode": "exact"}] * 24, logprobs=2), stock, strict=True):
+        for mine, other in zip(ours.outputs[0].logprobs, theirs.outputs[0].logprobs, strict=True):
+            assert {k: v.logprob for k, v in mine.items()} == pytest.approx(
+                {k: v.logprob for k, v in other.items()}, abs=1e-3
+            )
+
+
+def test_wrong_parameters_of_a_request_are_refused_by_name(mars):
+    with pytest.raises(ValueError, match=r"vllm_xargs: threshold is 1\.5"):
+        decode(mars, prompts()[:1], [{"threshold": 1.5}])
+
+
+def test_counts_say_how_many_tokens_a_step_yields(mars):
+    before = mars.collective_rpc("mars_record")[0]["lookahead"]
+    decode(mars, prompts(), [{"threshold": 0.6}] * 24)
+    after = mars.collective_rpc("mars_record")[0]["lookahead"]
+    gained = {name: after[name] - before[name] for name in ("forwards", "tokens", "drafts", "right", "accepted")}
+    assert gained["tokens"] > 2 * gained["forwards"]
+    assert 0 < gained["right"] <= gained["drafts"]
+    assert gained["tokens"] == gained["forwards"] + gained["right"] + gained["accepted"]
+
+
+def test_chunked_prompts_and_preemptions_change_no_token(stock):
+    llm = engine({}, max_num_batched_tokens=256, max_num_seqs=8, num_gpu_blocks_override=14, block_size=16)
+    assert tokens_of(decode(llm, prompts(), [{"mode": "exact"}] * 24)) == tokens_of(stock)
