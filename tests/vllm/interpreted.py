@@ -32,7 +32,9 @@ class InterpreterDriver:
 
 backends["cpu"] = SimpleNamespace(compiler=None, driver=InterpreterDriver)  # type: ignore[assignment]
 
-from vllm import LLM  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
+
+__all__ = ["ASSETS", "BUNDLED", "LLM", "SamplingParams", "engine"]
 
 ASSETS = Path(mars_ray.__file__).parent / "assets"
 BUNDLED = ASSETS / "bundled"

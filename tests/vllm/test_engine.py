@@ -2,22 +2,23 @@
 
 import json
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-pytest.importorskip("vllm", reason="vLLM is missing: run make test-vllm")
+if find_spec("vllm") is None:  # importing it now would come before `interpreted` sets its environment
+    pytest.skip("vLLM is missing: run make test-vllm", allow_module_level=True)
 
 from transformers import AutoModelForCausalLM  # noqa: E402
-from vllm import LLM, SamplingParams  # noqa: E402
 
 from mars_ray.method.acceptance import confidence  # noqa: E402
 from mars_ray.method.metric import Metric  # noqa: E402
 from mars_ray.method.reference import last_logits  # noqa: E402
 from mars_ray.model.card import read_card  # noqa: E402
 from tests.vllm.causal_reference import CausalAnswer, decode_causally  # noqa: E402
-from tests.vllm.interpreted import ASSETS, BUNDLED, engine  # noqa: E402
+from tests.vllm.interpreted import ASSETS, BUNDLED, LLM, SamplingParams, engine  # noqa: E402
 
 MAX_TOKENS = 64
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
