@@ -97,9 +97,7 @@ def test_only_the_runner_of_the_plug_in_imports_vllm() -> None:
 
 def test_everything_but_the_shells_imports_without_ray() -> None:
     cores = [
-        name_of(path)
-        for path in MODULES
-        if not is_shell(path) and not needs_vllm(path) and path.name != "__main__.py"
+        name_of(path) for path in MODULES if not is_shell(path) and not needs_vllm(path) and path.name != "__main__.py"
     ]
     blocked = (
         "import sys; sys.modules['ray'] = None; import importlib; [importlib.import_module(m) for m in sys.argv[1:]]"

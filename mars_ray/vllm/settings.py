@@ -58,7 +58,9 @@ class VllmSettings(BaseModel):
                 "Restore the card or config.json."
             )
         if not isinstance(given, dict):
-            raise ConfigError(f"additional_config {KEY} is {given!r}; it must be an object such as {{'threshold': 0.95}}.")
+            raise ConfigError(
+                f"additional_config {KEY} is {given!r}; it must be an object such as {{'threshold': 0.95}}."
+            )
         settings = cls.read({"block": block, **given, "mask_id": card.mask_token_id})
         if settings.block > block:
             raise ConfigError(f"block is {settings.block}; the model was trained with {block}, so choose 2 to {block}.")

@@ -47,7 +47,7 @@ def _problems(config: Any, settings: VllmSettings) -> Iterator[str]:
     if settings.mode == "threshold" and model.get_sliding_window():
         yield (
             f"The model has a sliding window of {model.get_sliding_window()} tokens, whose blocks vLLM frees too early "
-            "in mode threshold; set mode to exact in --additional-config '{\"mars\": {\"mode\": \"exact\"}}'."
+            'in mode threshold; set mode to exact in --additional-config \'{"mars": {"mode": "exact"}}\'.'
         )
     if scheduler.policy != "fcfs":
         yield f"scheduling policy is {scheduler.policy}; MARS needs fcfs, so leave --scheduling-policy out."

@@ -40,9 +40,7 @@ def draft_positions(block: int) -> int:
     return 2 * (block - 1)
 
 
-def lay_out(
-    *, positions_R: Tensor, rows_R: Tensor, unfed_R: Tensor, drafts_R: Tensor, masks_R: Tensor
-) -> StepLayout:
+def lay_out(*, positions_R: Tensor, rows_R: Tensor, unfed_R: Tensor, drafts_R: Tensor, masks_R: Tensor) -> StepLayout:
     """Return the layout of a step.
 
     `positions_R` counts the positions of each request, of which the last `rows_R` have logits. `unfed_R` counts the

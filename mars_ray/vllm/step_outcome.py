@@ -1,4 +1,4 @@
-"""Decide which tokens of a step to keep: verify the drafts, take the next token, accept tokens at masks, draft the rest.
+"""Decide which tokens of a step to keep: verify drafts, take the next token, accept tokens at masks, draft the rest.
 
 The rule is that of `method/reference`. Predictions at masks are accepted while their confidence passes the threshold;
 the first that falls short and those after it become drafts, which the next step verifies. One thing differs: vLLM's
@@ -56,9 +56,7 @@ class StepOutcome(NamedTuple):
     """Confidence at each mask, float32 [R, K]; NaN where no mask was read."""
 
 
-def take(
-    layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor, threshold_R: Tensor
-) -> StepOutcome:
+def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor, threshold_R: Tensor) -> StepOutcome:
     """Return the outcome of a step that fed `fed_drafts_RK` as drafts. A threshold of 1 accepts nothing at masks."""
     width, masks = predictions.token_RQ.shape[1], fed_drafts_RK.shape[1]
     column_1Q = torch.arange(width, device=threshold_R.device)[None]

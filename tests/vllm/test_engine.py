@@ -11,6 +11,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 if find_spec("vllm") is None:  # importing it now would come before `interpreted` sets its environment
     pytest.skip("vLLM is missing: run make test-vllm", allow_module_level=True)
 
+# First: Triton reads TRITON_INTERPRET when torch or transformers import it.
+from tests.vllm.interpreted import ASSETS, BUNDLED, LLM, SamplingParams, engine  # noqa: E402, I001
+
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from mars_ray.method.acceptance import confidence  # noqa: E402
@@ -18,7 +21,6 @@ from mars_ray.method.metric import Metric  # noqa: E402
 from mars_ray.method.reference import last_logits  # noqa: E402
 from mars_ray.model.card import read_card  # noqa: E402
 from tests.vllm.causal_reference import CausalAnswer, decode_causally  # noqa: E402
-from tests.vllm.interpreted import ASSETS, BUNDLED, LLM, SamplingParams, engine  # noqa: E402
 
 MAX_TOKENS = 64
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
