@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor
 
 from mars_ray.vllm.step_layout import StepLayout
 from mars_ray.vllm.step_outcome import StepOutcome
@@ -62,8 +61,14 @@ class LookaheadCounters:
 
     def record(self) -> LookaheadRecord:
         """Return the counts, after the steps in flight."""
+        forwards, tokens, accepted, drafts, right, positions = self._sums.tolist()
         return LookaheadRecord(
-            *self._sums.tolist(),
+            forwards=forwards,
+            tokens=tokens,
+            accepted=accepted,
+            drafts=drafts,
+            right=right,
+            positions=positions,
             thresholds=self._thresholds,
             looked=tuple(self._looked_K.tolist()),
             passed=tuple(map(tuple, self._passed_GK.tolist())),

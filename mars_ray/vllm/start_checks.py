@@ -43,7 +43,7 @@ def _problems(config: Any, settings: VllmSettings) -> Iterator[str]:
         yield "The model has MLA attention; MARS supports Llama, Qwen2 and Qwen3. Serve it without MARS."
     backend = config.attention_config.backend
     if backend is not None and re.search("flashinfer", str(backend), re.IGNORECASE):
-        yield "attention backend is FLASHINFER, which takes a step of MARS for a prompt; choose FLASH_ATTN or TRITON_ATTN."
+        yield "attention backend is FLASHINFER, which takes our steps for prompts; choose FLASH_ATTN or TRITON_ATTN."
     if settings.mode == "threshold" and model.get_sliding_window():
         yield (
             f"The model has a sliding window of {model.get_sliding_window()} tokens, whose blocks vLLM frees too early "

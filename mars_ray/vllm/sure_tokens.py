@@ -1,8 +1,8 @@
 """Limit which tokens of a request may enter vLLM's shared prefix cache.
 
 vLLM enters blocks of accepted tokens at once. Tokens accepted at masks get their keys one step later, and a request
-that ends leaves them without keys. Another request would then read the keys of masks. The tokens that were known before a
-request's last step have their keys after it, because a step feeds all known tokens.
+that ends leaves them without keys. Another request would then read the keys of masks. The tokens that were known before
+a request's last step have their keys after it, because a step feeds all known tokens.
 """
 
 from weakref import WeakKeyDictionary

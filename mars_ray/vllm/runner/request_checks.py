@@ -19,10 +19,10 @@ class MarsRequestChecks(LogitsProcessor):
         except RequestError as error:
             raise ValueError(f"vllm_xargs: {error}") from error
 
-    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:  # noqa: ARG002
         """Return that the logits stay as they are."""
         return False
 
-    def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:  # noqa: ARG002
         """Return the logits."""
         return logits
