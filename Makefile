@@ -18,7 +18,7 @@ test-slow: $(VENV)/.ready
 
 # The plug-in for vLLM, in an environment of its own, because vLLM pins other versions of our dependencies.
 test-vllm: $(VLLM_VENV)/.ready
-	$(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
+	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check

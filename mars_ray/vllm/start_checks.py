@@ -14,7 +14,7 @@ VERSIONS = ("0.32", "0.33")
 def check_version(version: str) -> None:
     """Raise `ConfigError` for a version of vLLM that the plug-in does not know."""
     if ".".join(version.split(".")[:2]) not in VERSIONS:
-        raise ConfigError(f"vLLM is {version}, must be {' or '.join(VERSIONS)}: pip install 'mars-ray[vllm]'.")
+        raise ConfigError(f"vLLM is {version}, must be {' or '.join(VERSIONS)}: pip install 'vllm==0.32.0'.")
 
 
 def check_start(config: Any, settings: VllmSettings) -> None:

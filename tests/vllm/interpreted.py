@@ -1,4 +1,9 @@
-"""Run vLLM's model runner V2 on a CPU, under Triton's interpreter. Import this before vLLM."""
+"""Run vLLM's model runner V2 on a CPU, under Triton's interpreter. Import this before vLLM.
+
+Two things of vLLM are set aside, in this process only. Its kernel for top-k and top-p does not run under the
+interpreter, so vLLM's torch version of the kernel runs in its place. On a CPU vLLM always waits for each step, and we
+let it schedule asynchronously as on a GPU.
+"""
 
 import os
 import sys
@@ -32,7 +37,22 @@ class InterpreterDriver:
 
 backends["cpu"] = SimpleNamespace(compiler=None, driver=InterpreterDriver)  # type: ignore[assignment]
 
+import vllm.v1.sample.ops.topk_topp_sampler as top_k_top_p  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.config import VllmConfig  # noqa: E402
+from vllm.platforms.cpu import CpuPlatform  # noqa: E402
+
+top_k_top_p.HAS_TRITON = False
+update_config = CpuPlatform.check_and_update_config
+
+
+def update_all_but_scheduling(vllm_config: VllmConfig) -> None:
+    chosen = vllm_config.scheduler_config.async_scheduling
+    update_config(vllm_config)
+    vllm_config.scheduler_config.async_scheduling = chosen
+
+
+CpuPlatform.check_and_update_config = staticmethod(update_all_but_scheduling)
 
 __all__ = ["ASSETS", "BUNDLED", "LLM", "SamplingParams", "engine"]
 
@@ -49,6 +69,7 @@ def engine(mars: dict[str, Any] | None = None, **options: Any) -> LLM:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 512,
         "enforce_eager": True,
+        "async_scheduling": False,
         "seed": 0,
     }
     if mars is not None:
