@@ -24,6 +24,7 @@ from mars_ray.model.card import read_card  # noqa: E402
 from tests.vllm.causal_reference import CausalAnswer, decode_causally  # noqa: E402
 
 MAX_TOKENS = 64
+BLOCK_SIZE = 32  # the CPU backend takes multiples of 32
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_p": 0.95, "top_k": 40, "seed": 7, "presence_penalty": 0.5, "n": 2}
 
@@ -67,6 +68,11 @@ def mars(request: pytest.FixtureRequest) -> LLM:
     llm = engine({}, async_scheduling=request.param, enable_prefix_caching=False)
     assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling is request.param
     return llm
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["waiting", "async"])
+def cached(request: pytest.FixtureRequest) -> LLM:
+    return engine({}, async_scheduling=request.param, enable_prefix_caching=True, block_size=BLOCK_SIZE)
 
 
 @cache
@@ -158,6 +164,46 @@ def test_counts_say_how_many_tokens_a_step_yields(mars):
     assert gained["tokens"] == gained["forwards"] + gained["right"] + gained["accepted"]
 
 
-def test_chunked_prompts_and_preemptions_change_no_token(stock):
-    llm = engine({}, max_num_batched_tokens=256, max_num_seqs=8, num_gpu_blocks_override=14, block_size=16)
+def test_chunked_prompts_and_preemptions_change_no_token(stock, monkeypatch):
+    llm = engine(
+        {},
+        max_model_len=192,
+        max_num_seqs=4,
+        max_num_batched_tokens=128,
+        long_prefill_token_threshold=32,
+        num_gpu_blocks_override=7,
+        block_size=BLOCK_SIZE,
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    preempt, preempted = scheduler._preempt_request, []
+
+    def counted(request: Any, *arguments: Any, **named: Any) -> Any:
+        preempted.append(request.request_id)
+        return preempt(request, *arguments, **named)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", counted)
     assert tokens_of(decode(llm, prompts(), [{"mode": "exact"}] * len(prompts()))) == tokens_of(stock)
+    assert preempted
+
+
+def test_the_next_turn_reads_right_keys_from_the_cache(cached):
+    """The answer of the first turn ends with a block, so its newest tokens, accepted at masks, complete the block."""
+    tokenizer = cached.get_tokenizer()
+    chats = [[{"role": "user", "content": text}] for text in prompts()]
+    first = [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True).input_ids for chat in chats
+    ]
+    room = [BLOCK_SIZE - len(ids) % BLOCK_SIZE + BLOCK_SIZE for ids in first]
+    drawn = [
+        SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, extra_args={"threshold": 0.3})
+        for count in room
+    ]
+    answers = tokens_of(cached.generate([{"prompt_token_ids": ids} for ids in first], drawn, use_tqdm=False))
+    turns = [{"prompt_token_ids": [*ids, *answer, *ids]} for ids, answer in zip(first, answers, strict=True)]
+    exact = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, extra_args={"mode": "exact"})
+    warm = cached.generate(turns, exact, use_tqdm=False)
+    cached.reset_prefix_cache()
+    cold = cached.generate(turns, exact, use_tqdm=False)
+    assert all(output.num_cached_tokens > len(ids) for output, ids in zip(warm, first, strict=True))
+    assert [output.num_cached_tokens for output in cold] == [0] * len(cold)
+    assert tokens_of(warm) == tokens_of(cold)
