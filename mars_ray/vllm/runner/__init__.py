@@ -1,0 +1,1 @@
+"""Subclasses of vLLM's classes. Only the files here import vLLM."""

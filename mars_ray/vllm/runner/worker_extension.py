@@ -1,0 +1,33 @@
+"""Methods that `collective_rpc` calls in every worker while the engine runs."""
+
+from dataclasses import asdict
+from typing import Any
+
+from mars_ray.errors import ConfigError
+from mars_ray.vllm.runner.model_state import MarsModelState
+
+
+class MarsWorkerExtension:
+    """Change the threshold, and read what lookahead gains."""
+
+    model_runner: Any
+
+    @property
+    def _mars(self) -> MarsModelState:
+        state: MarsModelState = self.model_runner.model_state
+        return state
+
+    def set_mars_threshold(self, threshold: float) -> None:
+        """Set the threshold of requests that set none, from the next step on. Raises `ConfigError` out of 0 to 1."""
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold is {threshold}, must be 0 to 1.")
+        self._mars.set_threshold(threshold)
+
+    def mars_record(self) -> dict[str, Any]:
+        """Return counts of lookahead, step times by positions, and the number of requests without lookahead."""
+        state = self._mars
+        return {
+            "lookahead": state.counters.record().as_dict(),
+            "step_times": {positions: asdict(total) for positions, total in state.step_times.sums.items()},
+            "requests_without_lookahead": state.refused,
+        }

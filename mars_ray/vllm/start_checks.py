@@ -1,0 +1,64 @@
+"""Refuse at start, in one line each, the vLLM settings under which MARS would be wrong or would not work."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mars_ray.errors import ConfigError
+from mars_ray.vllm.settings import VllmSettings
+
+VERSIONS = ("0.32", "0.33")
+"""Minor versions of vLLM that the plug-in was written for."""
+
+
+def check_version(version: str) -> None:
+    """Raise `ConfigError` for a version of vLLM that the plug-in does not know."""
+    if ".".join(version.split(".")[:2]) not in VERSIONS:
+        raise ConfigError(f"vLLM is {version}, must be {' or '.join(VERSIONS)}: pip install 'vllm==0.32.0'.")
+
+
+def check_start(config: Any, settings: VllmSettings) -> None:
+    """Raise `ConfigError` unless MARS works under the `VllmConfig`."""
+    for problem in _problems(config, settings):
+        raise ConfigError(problem)
+
+
+def _problems(config: Any, settings: VllmSettings) -> Iterator[str]:
+    scheduler, parallel, model = config.scheduler_config, config.parallel_config, config.model_config
+    positions = 1 + settings.draft_positions
+    if not config.use_v2_model_runner:
+        yield "VLLM_USE_V2_MODEL_RUNNER is 0 or Triton is missing; MARS needs model runner V2, so set it to 1."
+    if config.speculative_config is not None:
+        yield "speculative_config is set; MARS drafts by itself, so leave --speculative-config out."
+    if parallel.pipeline_parallel_size > 1:
+        yield (
+            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}; MARS needs 1. Use --tensor-parallel-size to "
+            "spread the model."
+        )
+    if parallel.worker_extension_cls:
+        yield f"worker_extension_cls is {parallel.worker_extension_cls}; MARS sets its own, so leave it out."
+    if config.kv_transfer_config is not None:
+        yield "kv_transfer_config is set; a connector would copy keys of masks, so leave --kv-transfer-config out."
+    if model.use_mla:
+        yield "The model has MLA attention; MARS supports Llama, Qwen2 and Qwen3. Serve it without MARS."
+    backend = config.attention_config.backend
+    if backend is not None and re.search("flashinfer", str(backend), re.IGNORECASE):
+        yield "attention backend is FLASHINFER, which takes our steps for prompts; choose FLASH_ATTN or TRITON_ATTN."
+    if settings.mode == "threshold" and model.get_sliding_window():
+        yield (
+            f"The model has a sliding window of {model.get_sliding_window()} tokens, whose blocks vLLM frees too early "
+            'in mode threshold; set mode to exact in --additional-config \'{"mars": {"mode": "exact"}}\'.'
+        )
+    if scheduler.policy != "fcfs":
+        yield f"scheduling policy is {scheduler.policy}; MARS needs fcfs, so leave --scheduling-policy out."
+    if scheduler.max_num_seqs * positions > scheduler.max_num_batched_tokens:
+        yield (
+            f"max_num_batched_tokens is {scheduler.max_num_batched_tokens}; {scheduler.max_num_seqs} sequences with "
+            f"{positions} positions each need {scheduler.max_num_seqs * positions}. Raise --max-num-batched-tokens, or "
+            "lower --max-num-seqs or the block."
+        )
+    if 0 < scheduler.long_prefill_token_threshold < positions:
+        yield (
+            f"long_prefill_token_threshold is {scheduler.long_prefill_token_threshold}; it would cut the {positions} "
+            f"positions of a step. Set it to 0, or to {positions} or more."
+        )

@@ -1,0 +1,55 @@
+"""The rule of the plug-in in plain Python, without a cache: masks follow the last draft only.
+
+It differs from `mars_ray.method.reference` in two ways that vLLM brings: a step that reads a prompt looks at no mask,
+and attention is causal, so a wrong draft voids all masks of its step.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mars_ray.vllm.step_outcome import LEAST_LIKELY
+
+Choices = Callable[[list[int], int], list[tuple[int, float]]]
+"""Returns the most likely token after each of the last `count` ids, and its probability."""
+
+
+@dataclass
+class CausalAnswer:
+    tokens: list[int] = field(default_factory=list)
+    forwards: int = 0
+    accepted: int = 0
+
+
+def decode_causally(
+    choices: Choices,
+    prompt: Sequence[int],
+    *,
+    threshold: float,
+    masks: int,
+    mask_id: int,
+    max_tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+) -> CausalAnswer:
+    answer = CausalAnswer()
+    drafts: list[int] = []
+    while len(answer.tokens) < max_tokens and not stop_ids & set(answer.tokens):
+        looks = masks if answer.tokens else 0
+        fed = [*prompt, *answer.tokens, *drafts, *[mask_id] * looks]
+        read = choices(fed, len(drafts) + 1 + looks)
+        right = next((i for i, draft in enumerate(drafts) if read[i][0] != draft), len(drafts))
+        answer.forwards += 1
+        answer.tokens += [token for token, _ in read[: right + 1]]
+        ahead = read[len(drafts) + 1 :] if right == len(drafts) else []
+        drafts, likely = [], 1.0
+        for token, confidence in ahead:
+            if not drafts and confidence >= threshold and threshold < 1:
+                answer.tokens.append(token)
+                answer.accepted += 1
+                continue
+            likely *= confidence
+            if likely < LEAST_LIKELY:
+                break
+            drafts.append(token)
+    end = next((i + 1 for i, token in enumerate(answer.tokens) if token in stop_ids), max_tokens)
+    del answer.tokens[min(end, max_tokens) :]
+    return answer

@@ -1,0 +1,209 @@
+"""The plug-in inside vLLM's model runner V2, on the bundled model, against stock vLLM and the plain rule."""
+
+import json
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+if find_spec("vllm") is None:  # importing it now would come before `interpreted` sets its environment
+    pytest.skip("vLLM is missing: run make test-vllm", allow_module_level=True)
+
+# First: Triton reads TRITON_INTERPRET when torch or transformers import it.
+from tests.vllm.interpreted import ASSETS, BUNDLED, LLM, SamplingParams, engine  # noqa: E402, I001
+
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from vllm.exceptions import VLLMValidationError  # noqa: E402
+
+from mars_ray.method.acceptance import confidence  # noqa: E402
+from mars_ray.method.metric import Metric  # noqa: E402
+from mars_ray.method.reference import last_logits  # noqa: E402
+from mars_ray.model.card import read_card  # noqa: E402
+from tests.vllm.causal_reference import CausalAnswer, decode_causally  # noqa: E402
+
+MAX_TOKENS = 64
+BLOCK_SIZE = 32  # the CPU backend takes multiples of 32
+GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+DRAWN: dict[str, Any] = {"temperature": 1.5, "top_p": 0.95, "top_k": 40, "seed": 7, "presence_penalty": 0.5, "n": 2}
+
+
+@cache
+def prompts() -> list[str]:
+    """One prompt of each second family: a step takes up to a second under the interpreter."""
+    rows = [json.loads(line) for line in (ASSETS / "prompts.jsonl").read_text().splitlines()]
+    return [row["prompt"] for row in rows if row["id"].endswith("-00")][::2]
+
+
+def decode(llm: LLM, texts: list[str], extra: list[dict[str, Any]] | None = None, **sampling: Any) -> list[Any]:
+    """Outputs of vLLM; `extra` gives each request its `vllm_xargs`."""
+    params = [SamplingParams(**(GREEDY | sampling), extra_args=each) for each in extra or [{}] * len(texts)]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    return llm.chat(chats, params, use_tqdm=False)
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def stock() -> list[Any]:
+    """Stock vLLM's greedy outputs, one token a step."""
+    return decode(stock_engine(), prompts(), logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def stock_drawn() -> list[Any]:
+    return decode(stock_engine(), prompts(), **DRAWN)
+
+
+@cache
+def stock_engine() -> LLM:
+    return engine()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["waiting", "async"])
+def mars(request: pytest.FixtureRequest) -> LLM:
+    llm = engine({}, async_scheduling=request.param, enable_prefix_caching=False)
+    assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling is request.param
+    return llm
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["waiting", "async"])
+def cached(request: pytest.FixtureRequest) -> LLM:
+    return engine({}, async_scheduling=request.param, enable_prefix_caching=True, block_size=BLOCK_SIZE)
+
+
+@cache
+def plain(threshold: float) -> list[CausalAnswer]:
+    """The plain rule on transformers' network."""
+    network = AutoModelForCausalLM.from_pretrained(BUNDLED).eval()
+    card = read_card(BUNDLED)
+    assert card is not None and card.block is not None
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+
+    def choices(ids: list[int], count: int) -> list[tuple[int, float]]:
+        logits_WV = last_logits(network, ids, count, card.mask_token_id)
+        sure = confidence(logits_WV, Metric.PROBABILITY).tolist()
+        return list(zip(logits_WV.argmax(dim=-1).tolist(), sure, strict=True))
+
+    answers = []
+    for text in prompts():
+        chat = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+        answer = decode_causally(
+            choices,
+            ids,
+            threshold=threshold,
+            masks=card.block - 1,
+            mask_id=card.mask_token_id,
+            max_tokens=MAX_TOKENS,
+            stop_ids=frozenset({tokenizer.eos_token_id}),
+        )
+        answers.append(answer)
+    return answers
+
+
+def test_exact_mode_returns_the_tokens_of_stock_vllm(mars, stock):
+    outputs = decode(mars, prompts(), [{"mode": "exact"}] * len(prompts()))
+    assert tokens_of(outputs) == tokens_of(stock)
+
+
+@pytest.mark.parametrize("threshold", [0.95, 0.6])
+def test_a_threshold_returns_the_tokens_of_the_plain_rule(mars, threshold):
+    outputs = decode(mars, prompts(), [{"threshold": threshold}] * len(prompts()))
+    assert tokens_of(outputs) == [answer.tokens for answer in plain(threshold)]
+
+
+def test_requests_of_all_modes_share_a_batch(mars, stock):
+    modes: list[dict[str, Any]] = [{"mode": "exact"}, {"threshold": 0.6}, {"mode": "ar"}, {"threshold": 0.95}]
+    outputs = tokens_of(decode(mars, prompts(), [modes[index % 4] for index in range(len(prompts()))]))
+    one_by_one = tokens_of(stock)
+    low, high = ([answer.tokens for answer in plain(value)] for value in (0.6, 0.95))
+    expected = [one_by_one, low, one_by_one, high]
+    assert outputs == [expected[index % 4][index] for index in range(len(prompts()))]
+
+
+def test_the_threshold_changes_while_the_engine_runs(mars, stock):
+    mars.collective_rpc("set_mars_threshold", args=(0.6,))
+    lowered = tokens_of(decode(mars, prompts()))
+    mars.collective_rpc("set_mars_threshold", args=(1.0,))
+    assert lowered == [answer.tokens for answer in plain(0.6)]
+    assert tokens_of(decode(mars, prompts())) == tokens_of(stock)
+
+
+def test_exact_mode_draws_what_stock_vllm_draws_with_the_same_seed(mars, stock_drawn):
+    ours = decode(mars, prompts(), [{"mode": "exact"}] * len(prompts()), **DRAWN)
+    drawn = [[list(answer.token_ids) for answer in output.outputs] for output in ours]
+    assert drawn == [[list(answer.token_ids) for answer in output.outputs] for output in stock_drawn]
+
+
+def test_logprobs_are_those_of_the_rows_that_chose_the_tokens(mars, stock):
+    for ours, theirs in zip(
+        decode(mars, prompts(), [{"mode": "exact"}] * len(prompts()), logprobs=2), stock, strict=True
+    ):
+        for mine, other in zip(ours.outputs[0].logprobs, theirs.outputs[0].logprobs, strict=True):
+            assert {k: v.logprob for k, v in mine.items()} == pytest.approx(
+                {k: v.logprob for k, v in other.items()}, abs=1e-3
+            )
+
+
+def test_wrong_parameters_of_a_request_are_refused_by_name(mars):
+    with pytest.raises(VLLMValidationError, match=r"vllm_xargs: threshold is 1\.5"):
+        decode(mars, prompts()[:1], [{"threshold": 1.5}])
+
+
+def test_counts_say_how_many_tokens_a_step_yields(mars):
+    before = mars.collective_rpc("mars_record")[0]["lookahead"]
+    decode(mars, prompts(), [{"threshold": 0.6}] * len(prompts()))
+    after = mars.collective_rpc("mars_record")[0]["lookahead"]
+    gained = {name: after[name] - before[name] for name in ("forwards", "tokens", "drafts", "right", "accepted")}
+    assert gained["tokens"] > 2 * gained["forwards"]
+    assert 0 < gained["right"] <= gained["drafts"]
+    assert gained["tokens"] == gained["forwards"] + gained["right"] + gained["accepted"]
+
+
+def test_chunked_prompts_and_preemptions_change_no_token(stock, monkeypatch):
+    llm = engine(
+        {},
+        max_model_len=192,
+        max_num_seqs=4,
+        max_num_batched_tokens=128,
+        long_prefill_token_threshold=32,
+        num_gpu_blocks_override=7,
+        block_size=BLOCK_SIZE,
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    preempt, preempted = scheduler._preempt_request, []
+
+    def counted(request: Any, *arguments: Any, **named: Any) -> Any:
+        preempted.append(request.request_id)
+        return preempt(request, *arguments, **named)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", counted)
+    assert tokens_of(decode(llm, prompts(), [{"mode": "exact"}] * len(prompts()))) == tokens_of(stock)
+    assert preempted
+
+
+def test_the_next_turn_reads_right_keys_from_the_cache(cached):
+    """The answer of the first turn ends with a block, so its newest tokens, accepted at masks, complete the block."""
+    tokenizer = cached.get_tokenizer()
+    chats = [[{"role": "user", "content": text}] for text in prompts()]
+    first = [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True).input_ids for chat in chats
+    ]
+    room = [BLOCK_SIZE - len(ids) % BLOCK_SIZE + BLOCK_SIZE for ids in first]
+    drawn = [
+        SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, extra_args={"threshold": 0.3})
+        for count in room
+    ]
+    answers = tokens_of(cached.generate([{"prompt_token_ids": ids} for ids in first], drawn, use_tqdm=False))
+    turns = [{"prompt_token_ids": [*ids, *answer, *ids]} for ids, answer in zip(first, answers, strict=True)]
+    exact = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, extra_args={"mode": "exact"})
+    warm = cached.generate(turns, exact, use_tqdm=False)
+    cached.reset_prefix_cache()
+    cold = cached.generate(turns, exact, use_tqdm=False)
+    assert all(output.num_cached_tokens > len(ids) for output, ids in zip(warm, first, strict=True))
+    assert [output.num_cached_tokens for output in cold] == [0] * len(cold)
+    assert tokens_of(warm) == tokens_of(cold)

@@ -1,0 +1,204 @@
+"""The settings of the plug-in, the requests' lookahead, and refusals at start, all without vLLM."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mars_ray.errors import ConfigError, ModelError, RequestError
+from mars_ray.model.card import CARD_FILE
+from mars_ray.vllm.request_lookahead import decode_params, lookahead_of
+from mars_ray.vllm.settings import VllmSettings
+from mars_ray.vllm.start_checks import check_start, check_version
+from mars_ray.vllm.step_times import StepTimes
+from mars_ray.vllm.sure_tokens import SureTokens
+
+BUNDLED = Path(__file__).parents[2] / "mars_ray/assets/bundled"
+CARD = json.loads((BUNDLED / CARD_FILE).read_text())
+VOCABULARY = CARD["mask_token_id"] + 1
+
+
+def complete(given: Any = None, folder: Path = BUNDLED) -> VllmSettings:
+    return VllmSettings.complete({} if given is None else given, folder, VOCABULARY)
+
+
+def folder_with(tmp_path: Path, **changed: Any) -> Path:
+    (tmp_path / CARD_FILE).write_text(json.dumps(CARD | changed))
+    return tmp_path
+
+
+def test_the_card_gives_the_block_and_the_mask_token():
+    settings = complete()
+    assert (settings.block, settings.mask_id, settings.threshold) == (CARD["block"], CARD["mask_token_id"], 1.0)
+    assert VllmSettings.read(settings.model_dump()) == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threshold": 1.5}, "mars.threshold is 1.5"),
+        ({"treshold": 0.9}, "mars.treshold is 0.9"),
+        ({"block": 1}, "mars.block is 1"),
+        ({"block": 64}, "block is 64; the model was trained with"),
+        ({"mode": "ar"}, "mars.mode is 'ar'"),
+        (0.9, "mars is 0.9; it must be an object"),
+    ],
+)
+def test_wrong_settings_are_named(given, message):
+    with pytest.raises(ConfigError, match=message):
+        complete(given)
+
+
+def test_a_checkpoint_without_a_card_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"has no card mars\.json"):
+        complete(folder=tmp_path)
+
+
+def test_a_mask_token_outside_the_vocabulary_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=f"names mask token {VOCABULARY}, and the network has {VOCABULARY} tokens"):
+        complete(folder=folder_with(tmp_path, mask_token_id=VOCABULARY))
+
+
+def test_a_model_without_masks_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="method ar and block None"):
+        complete(folder=folder_with(tmp_path, method="ar", block=None))
+
+
+def sampling(**changed: Any) -> Any:
+    fields = {"extra_args": None, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    return SimpleNamespace(**(fields | {"bad_words": None, "structured_outputs": None} | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "masks", "threshold"),
+    [
+        ({}, 7, None),
+        ({"extra_args": {"mode": "ar"}}, 0, None),
+        ({"extra_args": {"mode": "exact", "threshold": 0.5}}, 7, 1.0),
+        ({"extra_args": {"threshold": 0.5, "block": 4}}, 3, 0.5),
+        ({"extra_args": {"block": 64, "others": 1}}, 7, None),
+        ({"extra_args": {"threshold": 0.5}, "presence_penalty": 0.1}, 7, 1.0),
+        ({"extra_args": {"threshold": 0.5}, "bad_words": ["no"]}, 7, 1.0),
+        ({"extra_args": {"threshold": 0.5}, "structured_outputs": object()}, 0, 0.5),
+    ],
+)
+def test_a_request_says_how_far_it_looks_ahead(changed, masks, threshold):
+    lookahead = lookahead_of(sampling(**changed), block=8)
+    assert (lookahead.masks, lookahead.threshold) == (masks, threshold)
+    assert lookahead.is_refused == ("structured_outputs" in changed)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"threshold": 1.5},
+        {"threshold": "0.5"},
+        {"threshold_floor": -1},
+        {"threshold": 0.5, "threshold_floor": 0.5},
+        {"mode": "fast"},
+        {"mode": ["ar"]},
+        {"block": 0},
+        {"block": 2.5},
+    ],
+)
+def test_wrong_parameters_of_a_request_are_named(extra):
+    with pytest.raises(RequestError, match=r"mode|threshold|floor|block"):
+        decode_params(extra)
+
+
+def config(**changed: Any) -> SimpleNamespace:
+    """The parts of a `VllmConfig` that are checked, all of them fine."""
+    values = {
+        "use_v2_model_runner": True,
+        "speculative_config": None,
+        "kv_transfer_config": None,
+        "backend": None,
+        "use_mla": False,
+        "window": None,
+        "pipeline_parallel_size": 1,
+        "worker_extension_cls": "",
+        "policy": "fcfs",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "long_prefill_token_threshold": 0,
+    } | changed
+    everything = SimpleNamespace(**values)
+    everything.get_sliding_window = lambda: everything.window
+    return SimpleNamespace(
+        **values,
+        scheduler_config=everything,
+        parallel_config=everything,
+        model_config=everything,
+        attention_config=everything,
+    )
+
+
+def test_a_plain_configuration_is_accepted():
+    check_start(config(), complete())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"use_v2_model_runner": False}, "VLLM_USE_V2_MODEL_RUNNER is 0"),
+        ({"speculative_config": object()}, "speculative_config is set"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        ({"worker_extension_cls": "mine"}, "worker_extension_cls is mine"),
+        ({"kv_transfer_config": object()}, "kv_transfer_config is set"),
+        ({"use_mla": True}, "MLA"),
+        ({"backend": "AttentionBackendEnum.FLASHINFER"}, "FLASHINFER"),
+        ({"window": 4096}, "sliding window of 4096 tokens"),
+        ({"policy": "priority"}, "policy is priority"),
+        ({"max_num_seqs": 999}, "max_num_batched_tokens is 2048; 999 sequences"),
+        ({"long_prefill_token_threshold": 4}, "long_prefill_token_threshold is 4"),
+    ],
+)
+def test_what_would_go_wrong_is_refused_by_name_in_one_line(changed, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        check_start(config(**changed), complete())
+    assert "\n" not in str(error.value)
+
+
+def test_exact_mode_needs_no_care_for_sliding_windows():
+    check_start(config(window=4096), complete({"mode": "exact"}))
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.32.0"])
+def test_other_versions_of_vllm_are_refused(version):
+    with pytest.raises(ConfigError, match=f"vLLM is {version}"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.1+cpu"])
+def test_known_versions_of_vllm_are_accepted(version):
+    check_version(version)
+
+
+class Request:
+    """A request of vLLM, which can be held weakly."""
+
+
+def test_tokens_of_the_last_step_are_not_shared_and_those_before_it_are():
+    sure, request = SureTokens(), Request()
+    assert sure.limit(request, 40) == 40
+    sure.step_ended(request, 40)
+    assert [sure.limit(request, tokens) for tokens in (39, 40, 47)] == [39, 40, 40]
+    assert sure.limit(Request(), 47) == 47
+
+
+def test_step_times_are_summed_by_size_while_requests_go_on():
+    times = StepTimes()
+    steps: list[Callable[[], None]] = [
+        lambda: times.begin(["a"], 40, 1.0),
+        lambda: times.begin(["a", "b"], 9, 3.0),  # the step of 40 positions took 2 s
+        lambda: times.begin(["b"], 16, 3.5),
+        lambda: times.begin(["c"], 16, 99.0),  # nothing in common: idle in between
+        lambda: times.begin(["c"], 16, 100.0),
+    ]
+    for begin in steps:
+        begin()
+    sums = {limit: (total.steps, total.positions, total.seconds) for limit, total in times.sums.items()}
+    assert sums == {64: (1, 40, 2.0), 16: (2, 25, 1.5)}
