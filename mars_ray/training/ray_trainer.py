@@ -17,7 +17,7 @@ from typing import Any
 
 import ray.train
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.exceptions import OutOfMemoryError, RayError
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -75,8 +75,9 @@ def train(config: TrainConfig) -> StepMetrics:
 
 def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
     """Return the settings that must be the same when a run is resumed. Digests replace folders, so that a run can
-    resume on a machine with other folders."""
+    resume on a machine with other folders. Workers and their resources may change."""
     settings: dict[str, Any] = config.model_dump(mode="json", exclude={"output"})
+    settings["compute"] = {"precision": config.compute.precision}
     settings |= {"model": model_label(config.model, base), "model_digest": folder_digest(base)}
     if init := _init(config):
         settings["objective"]["adapter"]["init"] = folder_digest(init)
@@ -161,7 +162,6 @@ def _worker(settings: dict[str, Any]) -> None:
     accelerator = Accelerator(
         cpu=not config.compute.gpu,
         mixed_precision={"float32": "no", "bfloat16": "bf16"}[config.compute.precision],
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if config.compute.sharding == "fsdp" else None,
         # Otherwise DDP changes the layout of its gradients after the first step, and three or more workers add them in
         # another order: a resumed run would differ in the last bits from one that never stopped.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
