@@ -1,7 +1,7 @@
 """Save and load the state of a run: weights, optimizer and random state of every worker.
 
-All workers write the folder together. accelerate writes whole weights, and torch writes shards, into the folder `shards`.
-The file `step.json` holds the step, which is the rest of the state, because rows, phases and learning rate depend only on
+All workers write the folder together. accelerate saves whole weights; torch saves shards, in the folder `shards`. The
+file `step.json` holds the step, which is the rest of the state, because rows, phases and learning rate depend only on
 the step.
 """
 
@@ -51,15 +51,15 @@ def save_state(folder: Path, state: RunState, trainee: Trainee, accelerator: Acc
 def load_state(folder: Path, trainee: Trainee, accelerator: Accelerator) -> RunState:
     """Restore weights, optimizer and random state; return the progress of the run.
 
-    Shards load into whole weights too, but then without the random state. Raises `ConfigError` if whole weights are to be
-    loaded into shards.
+    A state of shards also loads into whole weights, but then without the random state. Raises `ConfigError` if a state
+    of whole weights should load into shards.
     """
     stored_shards = (folder / SHARDS).exists()
     if stored_shards:
         load_shards(folder / SHARDS, trainee.network, trainee.optimizer)
     elif trainee.sharded:
         raise ConfigError(
-            "compute.sharding is fsdp, but the run was saved with ddp, and fsdp cannot load that. Continue with ddp, or "
+            "compute.sharding is fsdp, but the run was saved with ddp, which fsdp cannot load. Continue with ddp, or "
             "choose another output."
         )
     if stored_shards == trainee.sharded:

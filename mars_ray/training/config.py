@@ -116,8 +116,8 @@ class ComputeSection(_Section):
     """bfloat16 means mixed precision: weights and optimizer stay in float32. auto chooses bfloat16 for a large 16-bit
     checkpoint if the machine computes fast in bfloat16."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
-    """ddp keeps all weights on every worker. fsdp divides weights, gradients and optimizer among the workers, and gathers
-    the weights of a layer while it computes; with an adapter, it divides the model that the adapter is for."""
+    """ddp keeps all weights on every worker. fsdp divides weights, gradients and optimizer among the workers, and
+    gathers the weights of a layer while it computes. With an adapter, it divides the frozen model."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass, which computes each layer again: less memory, slower."""
     worker_restarts: int = Field(3, ge=0)
@@ -152,8 +152,8 @@ class TrainConfig(_Section):
             raise ValueError(f"optimizer.batch_rows is {batch_rows}, which {workers} workers cannot share evenly")
         if self.compute.sharding == "fsdp" and workers == 1:
             raise ValueError(
-                "compute.sharding is fsdp, which divides the model among workers, but compute.workers is 1; set 2 or more, "
-                "or sharding: ddp"
+                "compute.sharding is fsdp, which divides a model among workers, but compute.workers is 1; set 2 or "
+                "more, or sharding: ddp"
             )
         return self
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from mars_ray.adapter.folder import save_adapter, start_from
@@ -31,7 +31,7 @@ from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.cards import adapter_card, model_card
 from mars_ray.training.checkpoint import RunState, Trainee, load_state, save_state
-from mars_ray.training.config import TrainConfig
+from mars_ray.training.config import ComputeSection, TrainConfig
 from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
 from mars_ray.training.metrics import StepMetrics, open_metrics
 from mars_ray.training.run_folder import RunFolder
@@ -52,6 +52,17 @@ class CheckpointStore(Protocol):
 
     def save(self, write: Callable[[Path], None]) -> None:
         """Call `write` with an empty folder. The parts of all workers are kept as one state, or no part is kept."""
+
+
+def new_accelerator(compute: ComputeSection) -> Accelerator:
+    """Return the accelerator of a worker, whose process group exists already."""
+    return Accelerator(
+        cpu=not compute.gpu,
+        mixed_precision={"float32": "no", "bfloat16": "bf16"}[compute.precision],
+        # Otherwise DDP changes the layout of its gradients after the first step, and three or more workers add them in
+        # another order: a resumed run would differ in the last bits from one that never stopped.
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+    )
 
 
 class TrainingRun:
