@@ -68,9 +68,9 @@ def _one_mask() -> Streams:
     """Return the smallest streams with a mask."""
     response_RT = torch.tensor([[False, True, True]])
     zero_RT = response_RT.long() * 0
-    return mask_streams(
-        PackedRows(zero_RT, response_RT, example_RT=zero_RT, position_RT=torch.arange(3)[None]), block=2
-    )
+    position_RT = torch.arange(3)[None]
+    rows = PackedRows(tokens_RT=zero_RT, response_RT=response_RT, example_RT=zero_RT, position_RT=position_RT)
+    return mask_streams(rows, block=2)
 
 
 @torch.no_grad()

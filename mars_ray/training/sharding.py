@@ -39,9 +39,9 @@ def shard(network: PreTrainedModel, accelerator: Accelerator) -> None:
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     layers = [module for module in network.modules() if isinstance(module, GradientCheckpointingLayer)]
     for module in (*layers, network):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-        if accelerator.device.type == "cpu":
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+        # gloo cannot average, so torch divides after the sum.
+        sharded.set_force_sum_reduction_for_comms(accelerator.device.type == "cpu")
 
 
 def unsharded(network: PreTrainedModel) -> PreTrainedModel | None:
@@ -68,7 +68,7 @@ def load_shards(folder: Path, network: PreTrainedModel, optimizer: torch.optim.O
     """Restore a network and its optimizer from the shards of all workers in `folder`. Now there may be more or fewer
     workers than then, and the network may be whole."""
     state = _state(network, optimizer)
-    dcp.load(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
     set_state_dict(network, optimizer, model_state_dict=state["network"], optim_state_dict=state["optimizer"])
 
 

@@ -21,7 +21,7 @@ from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import clean_stream
 from mars_ray.training.config import ComputeSection, TrainConfig
 from mars_ray.training.loop import TrainingRun, new_accelerator
-from mars_ray.training.metrics import StepMetrics, read_metrics
+from mars_ray.training.metrics import read_metrics
 from mars_ray.training.run_folder import RunFolder
 from mars_ray.training.sharding import shard
 from mars_ray.training.step import train_step
@@ -54,12 +54,11 @@ def run(make_config: MakeConfig, start_model: Path, tmp_path: Path) -> Any:
     return run
 
 
-def figures(config: TrainConfig) -> list[StepMetrics]:
-    """Return what each step measured, without its speed."""
-    return [
-        (line.mask_loss, line.ar_loss, line.grad_norm, line.heldout_tokens_per_forward)
-        for line in read_metrics(config.output)
-    ]
+def figures(config: TrainConfig) -> list[list[float]]:
+    """Return the losses, gradient norm and lookahead of each step, as far as it measured them."""
+    lines = read_metrics(config.output)
+    values = [(line.ar_loss, line.mask_loss, line.grad_norm, line.heldout_tokens_per_forward) for line in lines]
+    return [[value for value in line if value is not None] for line in values]
 
 
 def weights(config: TrainConfig) -> dict[str, Tensor]:
@@ -86,7 +85,7 @@ def test_a_sharded_run_whose_worker_is_killed_ends_with_the_same_weights_bit_for
     run: Any, objective: dict[str, Any]
 ) -> None:
     whole = run("whole", 2, objective=objective, checkpoint_every=3)
-    with pytest.raises(RuntimeError, match="worker . died"):
+    with pytest.raises(RuntimeError, match="died"):
         run("cut", 2, objective=objective, checkpoint_every=3, lives=2)
     cut = run("cut", 2, objective=objective, checkpoint_every=3)
     assert figures(cut) == figures(whole)
@@ -96,7 +95,7 @@ def test_a_sharded_run_whose_worker_is_killed_ends_with_the_same_weights_bit_for
 @pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_sharded_run_can_go_on_with_another_number_of_workers_and_unsharded(run: Any, workers: int) -> None:
     whole = run("whole", 2, checkpoint_every=3)
-    with pytest.raises(RuntimeError, match="worker . died"):
+    with pytest.raises(RuntimeError, match="died"):
         run("cut", 2, checkpoint_every=3, lives=1)
     cut = run("cut", workers, "ddp" if workers == 1 else "fsdp", checkpoint_every=3)
     for line, expected in zip(figures(cut), figures(whole), strict=True):

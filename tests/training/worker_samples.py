@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from mars_ray.errors import MarsRayError
 from mars_ray.training.config import TrainConfig
 from mars_ray.training.loop import TrainingRun, new_accelerator
 
@@ -24,7 +25,7 @@ PROCESSES.set_forkserver_preload([__name__])
 def on_workers(count: int, work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """Call `work(*arguments)` on `count` workers that can reach each other, and return what they return.
 
-    Raises `RuntimeError` once a worker has died, and ends the other workers, as Ray Train does.
+    Raises the error of a worker, or `RuntimeError` once a worker has died, and ends the other workers, as Ray Train does.
     """
     meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
     pipes = [PROCESSES.Pipe(duplex=False) for _ in range(count)]
@@ -49,9 +50,12 @@ def _results(readers: dict[Any, int]) -> list[Any]:
     while len(results) < len(readers):
         for reader in wait([reader for reader, rank in readers.items() if rank not in results]):
             try:
-                results[readers[reader]] = reader.recv()
+                result = reader.recv()
             except EOFError:
                 raise RuntimeError(f"worker {readers[reader]} died") from None
+            if isinstance(result, BaseException):
+                raise result
+            results[readers[reader]] = result
     return [results[rank] for rank in sorted(results)]
 
 
@@ -61,7 +65,10 @@ def _worker(rank: int, count: int, meeting: Path, sender: Any, work: Callable[..
     torch.set_num_threads(1)
     limit = timedelta(minutes=4)
     distributed.init_process_group("gloo", f"file://{meeting}", limit, world_size=count, rank=rank)
-    sender.send(work(*arguments))
+    try:
+        sender.send(work(*arguments))
+    except MarsRayError as error:
+        sender.send(error)
     distributed.destroy_process_group()
 
 
