@@ -25,7 +25,8 @@ PROCESSES.set_forkserver_preload([__name__])
 def on_workers(count: int, work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """Call `work(*arguments)` on `count` workers that can reach each other, and return what they return.
 
-    Raises the error of a worker, or `RuntimeError` once a worker has died, and ends the other workers, as Ray Train does.
+    Raises the error of a worker, or `RuntimeError` once a worker has died. Either ends the other workers, as in Ray
+    Train.
     """
     meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
     pipes = [PROCESSES.Pipe(duplex=False) for _ in range(count)]
