@@ -5,6 +5,8 @@ The load is the busiest part of real traces. The simulation uses the step times 
     python -m benchmarks.policy_real TRACE.csv.gz [TRACE.csv.gz ...] --json benchmarks/results/DATE-policy-real.json
     python -m benchmarks.policy_real TRACE.csv.gz --model smollm2 --adapter smollm2 --prompts val.jsonl.gz \\
         --machine smollm2.json --json benchmarks/results/DATE-policy-real-smollm2.json
+    python -m benchmarks.policy_real TRACE.csv.gz --rehearse l4/qwen2.5-7b --policy capacity \\
+        --json benchmarks/results/DATE-policy-rehearsed.json
 
 Each policy runs on its own cluster (`mars-ray serve`), one after the other; nothing else may run meanwhile. A trace is
 sped up so that its busiest part demands `--load` times the endpoint's capacity, measured at threshold 1 in a closed
@@ -19,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,6 +79,8 @@ def main() -> None:
     parser.add_argument("--adapter", help="name or folder")
     parser.add_argument("--prompts", type=Path, default=bundled_prompts(), help="prompts of the load")
     parser.add_argument("--machine", type=Path, help="file for the reports of the engines")
+    parser.add_argument("--rehearse", help="machine whose step times the engines keep, such as l4/qwen2.5-7b")
+    parser.add_argument("--policy", action="append", choices=POLICIES, help="repeatable; all without it")
     parser.add_argument("--slo", default="ttft:1000,e2e:2000")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -90,19 +95,23 @@ def main() -> None:
     for path in arguments.traces:
         rows = busiest(read_trace(path), arguments.seconds)
         speed = None
-        for name, policy in POLICIES.items():
-            with endpoint(model_args, policy, slo) as url:
+        for name in arguments.policy or POLICIES:
+            policy = POLICIES[name]
+            with endpoint(model_args, policy, slo, arguments.rehearse) as url:
                 if speed is None:
                     capacity = closed_loop_rate(url, rows, pool, arguments.capacity_requests)
                     speed = arguments.load * capacity / (len(rows) / arguments.seconds)
                 front_s = front_seconds(url, pool)
-                records, reports = run_trace(url, rows, pool, speed)
+                with Sampler(url) as sampler:
+                    records, reports = run_trace(url, rows, pool, speed)
             simulated_machine = machine_of(reports, card.calibration)
             if arguments.machine:
                 arguments.machine.write_text(simulated_machine.model_dump_json(indent=1) + "\n")
             simulated = simulation(rows, speed, policy, slo, simulated_machine, front_s, records)
             results.append(
-                result(path.name, name, speed, capacity, front_s, records, slo, simulated) | {"replicas": reports}
+                result(path.name, name, speed, capacity, front_s, records, slo, simulated)
+                | sampler.quality(simulated_machine)
+                | {"replicas": reports}
             )
             show(results)
             if arguments.json:
@@ -129,13 +138,15 @@ def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
 
 
 @contextmanager
-def endpoint(model_args: dict[str, str], policy: dict[str, Any], slo: RequestSlo) -> Iterator[str]:
+def endpoint(
+    model_args: dict[str, str], policy: dict[str, Any], slo: RequestSlo, rehearse: str | None
+) -> Iterator[str]:
     """Run `mars-ray serve` with two engines until the block ends; yield its URL once both answer."""
     args = model_args | {
         "threshold": policy["threshold"],
         "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
         "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
-        "engine": {"max_num_seqs": ROWS, "max_waiting_seqs": QUEUE},
+        "engine": {"max_num_seqs": ROWS, "max_waiting_seqs": QUEUE} | ({"rehearse": rehearse} if rehearse else {}),
         "limits": {"requests": 512, "requests_per_key": 512},
     }
     fields = {
@@ -169,6 +180,49 @@ def endpoint(model_args: dict[str, str], policy: dict[str, Any], slo: RequestSlo
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=180)
+
+
+class Sampler:
+    """Reads each second what the engines have generated and at which threshold, until its block ends."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._tokens = self._generated()[1]
+        self._seconds: list[tuple[float, float]] = []
+        """Mean threshold, and tokens generated, in each second."""
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(1.0):
+            threshold, tokens = self._generated()
+            self._seconds.append((threshold, tokens - self._tokens))
+            self._tokens = tokens
+
+    def _generated(self) -> tuple[float, float]:
+        lines = httpx2.get(f"{self._url}/metrics", timeout=30).text.splitlines()
+        thresholds = [float(line.split()[-1]) for line in lines if line.startswith("mars:threshold{")]
+        tokens = [float(line.split()[-1]) for line in lines if line.startswith("mars:generation_tokens_total")]
+        return sum(thresholds) / len(thresholds), sum(tokens)
+
+    def quality(self, machine: Machine) -> dict[str, Any]:
+        """Return the mean accuracy and agreement of the tokens, by the calibration at their thresholds."""
+        total = sum(tokens for _, tokens in self._seconds)
+        return {
+            "real_quality": {
+                name: sum(tokens * at(threshold) for threshold, tokens in self._seconds) / total
+                for name, at in (("accuracy", machine.accuracy_at), ("agreement", machine.agreement_at))
+            },
+            "real_seconds": self._seconds,
+        }
 
 
 def replicas_of(url: str) -> list[dict[str, Any]]:
@@ -341,7 +395,7 @@ def result(
 def show(results: list[dict[str, Any]]) -> None:
     """Print a table of the results so far."""
     table = Table(title="real | simulated")
-    for column in ("trace", "policy", "tokens/s", "SLO met", "TTFT p50 ms", "TPOT p50 ms", "answered"):
+    for column in ("trace", "policy", "tokens/s", "SLO met", "TTFT p50 ms", "TPOT p50 ms", "answered", "accuracy"):
         table.add_column(column)
     for result in results:
         real = result["real"]
@@ -353,6 +407,7 @@ def show(results: list[dict[str, Any]]) -> None:
             f"{real['good']:.3f} | {simulated['good']:.3f}",
             *(f"{real[name] or 0:.1f} | {simulated[name] or 0:.1f}" for name in ("ttft_p50_ms", "tpot_p50_ms")),
             f"{real['answered']} | {simulated['answered']}",
+            f"{result['real_quality']['accuracy']:.4f} | {simulated['accuracy'] or 0:.4f}",
         )
     Console().print(table)
 

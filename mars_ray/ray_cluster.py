@@ -39,7 +39,7 @@ def connect() -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     with _sigterm_kept():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
-    with suppress(OSError):  # Ray creates the token readable by everybody
+    with suppress(OSError):  # Ray creates the token file readable by everyone
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
     # Otherwise, Ray prints pages of stack traces when a node is lost and at the end of a job.
     stop_driver_messages()

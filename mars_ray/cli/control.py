@@ -156,7 +156,21 @@ def _tables(status: dict[str, Any]) -> list[Table]:
         )
     replicas.caption = escape(status["rehearsal"]) or None
     replicas.caption_justify = "left"
-    return [classes, replicas]
+    return [classes, replicas, *_prices(status)]
+
+
+def _prices(status: dict[str, Any]) -> list[Table]:
+    """Return a table of the price per million tokens, now and at each threshold; none if the replicas have no price."""
+    if status["price_per_hour"] is None:
+        return []
+    prices = Table(title=f"price {status['price_per_hour']:,g} an hour", title_justify="left")
+    for column in ("threshold", "price per million tokens", "demand"):
+        prices.add_column(column)
+    prices.add_row("now", _shown(status["price_per_million_tokens"], ",.3f"))
+    for point in status["curve"]:
+        price = _shown(point["price_per_million_tokens"], ",.3f")
+        prices.add_row(f"{point['threshold']:g}", price, f"expected at {point['demand']:.0%} of the capacity")
+    return [prices]
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -1,7 +1,8 @@
 """The load on one replica or on a cluster, as policies see it.
 
 In:    the demand on the replicas and their speed.
-Out:   the share of a replica's time that the demand takes at given thresholds while a promised time per token is kept.
+Out:   the share of a replica's time that the demand takes at given thresholds while a promised time per token is kept;
+       the tokens that the demand gets at a threshold, and their price.
 Never: makes decisions.
 """
 
@@ -64,6 +65,8 @@ class ClusterLoad:
     tpot_p95_s: float | None
     job: BatchJobState | None = None
     """The batch job that the replicas work on; None for online traffic, and until the driver has reported the job."""
+    price_per_hour: float | None = None
+    """Price of all replicas together for an hour; None unless every replica has a price."""
 
     def arriving_share(self, name: str, threshold: float) -> float:
         """Return the share of one replica's time that the arrivals of a class take; 1.0 is all of its time."""
@@ -73,7 +76,27 @@ class ClusterLoad:
     def share_with_queue(self, name: str, threshold: float, tpot_s: float | None = None) -> float:
         """Return the share of one replica's time that a class takes while its queue is worked off."""
         demand = self._class(name)
-        return (demand.requests_s + demand.waiting / DRAIN_S) * self.request_seconds(name, threshold, tpot_s)
+        return _requests_s_with_queue(demand) * self.request_seconds(name, threshold, tpot_s)
+
+    def share_of_capacity(self, threshold: float) -> float:
+        """Return the demand, including queues, as a share of the capacity of all replicas at a threshold."""
+        return sum(self.share_with_queue(demand.name, threshold) for demand in self.classes) / self.replicas
+
+    def expected_tokens_s(self, threshold: float) -> float:
+        """Return the tokens per second of all replicas together if all classes had the same threshold.
+
+        These are the tokens that the demand asks for, including queues. If the demand exceeds the capacity, they are as
+        many as the replicas have time for.
+        """
+        demanded_tokens_s = sum(_requests_s_with_queue(demand) * demand.output_tokens for demand in self.classes)
+        return demanded_tokens_s / max(1.0, self.share_of_capacity(threshold))
+
+    def price_per_million_tokens(self, tokens_s: float | None) -> float | None:
+        """Return the price of a million tokens if all replicas together generate `tokens_s` tokens per second.
+
+        The result is None if the replicas have no price, or if no tokens are generated.
+        """
+        return self.price_per_hour / (tokens_s * 3600) * 1e6 if self.price_per_hour is not None and tokens_s else None
 
     def request_seconds(self, name: str, threshold: float, tpot_s: float | None = None) -> float:
         """Return the seconds of a busy replica's time that one request of a class takes.
@@ -92,6 +115,11 @@ class ClusterLoad:
 
     def _class(self, name: str) -> ClassDemand:
         return next(demand for demand in self.classes if demand.name == name)
+
+
+def _requests_s_with_queue(demand: ClassDemand) -> float:
+    """Return the requests per second that have to be served for the queue to be worked off."""
+    return demand.requests_s + demand.waiting / DRAIN_S
 
 
 def sum_by_class(demands: Sequence[ClassDemand]) -> tuple[ClassDemand, ...]:

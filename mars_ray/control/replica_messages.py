@@ -20,8 +20,8 @@ SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
 PLAIN = frozenset({int, float})
 MOST = 1e300
 NAMES = frozenset({"replica", "name"})
-OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s", "rehearsal"})
-"""Fields that are None before the first measurement, or without a rehearsal."""
+OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s", "rehearsal", "price_per_hour"})
+"""Fields that are None before the first measurement, without a rehearsal, or without a price."""
 _checked = deque[object]([()], maxlen=1)
 """The profile that was last found valid. Simulated replicas all report the same object, so that it is checked only
 once."""
@@ -37,6 +37,8 @@ class ReplicaReport:
     seconds: float
     """Time on the replica's own clock, comparable only with other reports of this replica."""
     state: EngineState
+    price_per_hour: float | None = None
+    """Price of the replica for an hour; None if the operator set none."""
 
     def __post_init__(self) -> None:
         _check("report", "report", self)

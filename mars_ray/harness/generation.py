@@ -33,7 +33,7 @@ class GenerationSettings:
     them."""
 
     def cut(self, text: str) -> str:
-        """Cut the text before the first string of `until`."""
+        """Cut the text before the earliest occurrence of any string in `until`."""
         cut: str = postprocess_generated_text(text, list(self.until), None)
         return cut
 

@@ -73,7 +73,7 @@ class ReplyRecorder:
     def stream_ended(self, now_s: float) -> None:
         """Record the end of the stream.
 
-        An answer with a finish reason is complete, because some servers omit the final event.
+        An answer with a finish reason counts as complete even without the final event, because some servers omit it.
         """
         if self._finished:
             self.end(RequestOutcome.OK, now_s)

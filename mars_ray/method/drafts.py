@@ -22,12 +22,13 @@ FIXED_PRICE = 0.05
 def masks_behind_drafts(
     confidences: Sequence[float], worth_K: Sequence[float], price: float, most: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the number of masks after the last token and after each draft.
+    """Return how many masks to place after the last token and after each draft.
 
-    Any draft may turn out to be the last right one, and then the masks after it are read (quadratic decoding, arXiv
-    2507.11851). `confidences` are the probabilities that each draft is right if all drafts before it are right.
+    Any draft may turn out to be the last right one, and then only the row of masks after it is used (quadratic
+    decoding, arXiv 2507.11851). `confidences` are the probabilities that each draft is right if all drafts before it
+    are right.
 
-    If a row is read, its k-th mask gains `worth_K[k]` tokens. A position costs `price` tokens. `most` is the maximum
+    If a row is used, its k-th mask gains `worth_K[k]` tokens. A position costs `price` tokens. `most` is the maximum
     number of masks in each row. If the drafts and masks would exceed `COLUMNS_MOST`, all masks follow the last draft.
     """
     right = [*accumulate(confidences, mul, initial=1.0), 0.0]  # probability that at least n drafts are right

@@ -157,7 +157,7 @@ def _starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
 def _blocks_with(wanted_RT: Tensor, rows: PackedRows, block_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
     """Return the positions of blocks with a wanted token, int64 [R, N], and whether each is padding, bool [R, N]."""
     R, T = block_RT.shape
-    block_index_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # counts through all examples of a row
+    block_index_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # the count goes on across the examples of a row
     count_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, block_index_RT, wanted_RT.long())
     keep_RT = count_RT.gather(1, block_index_RT) > 0
     N = min(T, math.ceil(int(keep_RT.sum(dim=1).max()) / multiple_of) * multiple_of)

@@ -25,7 +25,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_one_unknown_field(cls, value: Any) -> Any:
-        """Drop all unknown fields except the first, because pydantic makes an error for each."""
+        """Drop all unknown fields except the first, because pydantic reports an error for each."""
         if not isinstance(value, dict) or len(value) <= len(cls.__pydantic_fields__):
             return value
         known_names = {field.alias or name for name, field in cls.__pydantic_fields__.items()}

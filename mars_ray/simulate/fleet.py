@@ -113,7 +113,7 @@ class Fleet:
         return fits
 
     def advance(self, begin_s: float, end_s: float) -> Floats:
-        """Run a tick. Return the arrival, first token, end and tokens of the ended sequences as an array [4, S]."""
+        """Run a tick. Return arrival, first token and end in seconds, and tokens, of the ended sequences: [4, S]."""
         before_NC = self.tokens_NC.copy()
         self._pace(begin_s, end_s)
         stay, ended = self._decode(end_s)
@@ -132,12 +132,12 @@ class Fleet:
         return np.bincount(group, weights, self.held_NC.size).reshape(self.held_NC.shape)
 
     def _by_group(self, weights_S: Floats) -> Floats:
-        """Return the sum over the running sequences of each class on each replica."""
+        """Return the sum of the weights of the running sequences, for each class on each replica."""
         sums: Floats = self._by_class(self._running.indices[0], weights_S).astype(float, copy=False)
         return sums
 
     def _pace(self, begin_s: float, end_s: float) -> None:
-        """Compute each replica's step time in this tick, and the tokens per second that a sequence of a class gains."""
+        """Compute each replica's step time in this tick, and the tokens per second of a sequence of each class."""
         tick_s = end_s - begin_s
         curves = self._curves
         self._worked = np.maximum(end_s - self._running.figures[CLOCK], 0.0)

@@ -92,7 +92,7 @@ class Machine(BaseModel):
         return tuple((point.threshold, point.agreement) for point in self.profile if point.agreement is not None)
 
     def agreement_at(self, threshold: float) -> float:
-        """Return the share of tokens at a threshold that autoregressive decoding would choose too."""
+        """Return the share of tokens decoded at `threshold` that autoregressive decoding would choose too."""
         return interpolate_quality(self.agreement, threshold) if self.agreement else 1.0
 
     def accuracy_at(self, threshold: float) -> float:

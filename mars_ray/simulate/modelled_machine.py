@@ -169,7 +169,7 @@ def _paper_profile() -> tuple[tuple[ProfilePoint, ...], tuple[tuple[float, float
         first_right = sum(right[number:])
         accepted_K = np.power(passed[number], masks_K, dtype=np.float64)
         drafted_K = np.power(passed[-1], masks_K, dtype=np.float64) - accepted_K
-        # A draft counts only if it is right, and if the masks before it are accepted masks followed by right drafts.
+        # A draft counts only if it is right and all before it holds: first accepted masks, then right drafts.
         accepted_then_right_K = np.convolve(passed[number] ** (masks_K - 1), sum(right) ** (masks_K - 1))
         right_K = first_right * accepted_then_right_K[: len(masks_K)]
         forwards = 1 + _surprises(passed[number], passed[-1], first_right, sum(right))

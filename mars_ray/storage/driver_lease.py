@@ -63,7 +63,7 @@ class DriverLease:
 
     def _renew_until(self, ended: threading.Event) -> None:
         while not ended.wait(RENEW_S):
-            with suppress(Exception):  # writing results reports errors of the store
+            with suppress(Exception):  # errors of the store are reported when the results are written
                 if not self._is_ours():  # this driver was suspended, and another one took over
                     return
                 self._renew()
@@ -95,8 +95,8 @@ class DriverLease:
 
     def _read(self) -> _Lease | None:
         try:
-            # `cat_file` needs only one request. To open and then read the file takes two, and the second fails if the
-            # lease is renewed in between.
+            # `cat_file` needs only one request. Opening the file and then reading it takes two, and the second fails
+            # if the lease is renewed in between.
             return _Lease(**json.loads(self._path.fs.cat_file(self._path.path)))
         except FileNotFoundError:
             return None

@@ -51,7 +51,7 @@ BATCH = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"
         ("rows.jsonl", b"", "holds no rows"),
         ("rows.jsonl", b"id,prompt\n1,what\n", "it is not JSON"),
         ("rows.jsonl", bytes(range(256)) * 20, "it is not JSON"),
-        ("rows.jsonl", gzip.compress(b'{"prompt": "x"}'), "it is not JSON"),
+        ("rows.jsonl", gzip.compress(b'{"prompt": "x"}', mtime=0), "it is not JSON"),
         ("rows.jsonl.gz", b'{"prompt": "x"}', "cannot be read"),
         ("rows.jsonl", b"[1]\n[2]\n", "it is not a JSON object"),
         ("rows.jsonl", b'{"prompt": {"text": "x"}}', r"the only row cannot.*'prompt' must be text, not dict"),

@@ -53,7 +53,7 @@ def test_the_curve_says_what_every_threshold_would_give_and_how_much_of_it_is_as
     for number in range(1, 20):
         state = class_state(arrived=10 * number, prompt_tokens=200 * number, ended=9 * number, tokens=600 * number)
         controller.handle_report(report(number, float(number), state))
-    curve = controller.live("", 0).curve
+    curve = controller.status().curve
     assert [each.threshold for each in curve] == sorted((each.threshold for each in curve), reverse=True)
     assert curve[0].threshold == 0.95
     assert curve[-1].tokens_s > curve[0].tokens_s

@@ -118,7 +118,7 @@ def served(
             )
             plan = config.plan(FOLDER)
             control = LocalControl(plan)
-            lease = Lease("test", plan, control.clock)
+            lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
             gateway = make_gateway_app(make_endpoint(wrap(client), config, FOLDER), control, config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mars_ray.control.core.status import ClusterStatus, CurvePoint
 from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.state import ClassState, EngineState
@@ -199,7 +201,7 @@ def test_figures_of_replicas_and_fronts_stand_side_by_side() -> None:
     for number, each in enumerate(engines, 1):
         each.generation_tokens.inc(number)
     found = samples(
-        merge_metrics([GatewayMetrics(model="m", gateway="f").text(5), *(each.text(STATE) for each in engines)])
+        merge_metrics([GatewayMetrics(model="m", gateway="f").text(5, None), *(each.text(STATE) for each in engines)])
     )
     assert total(found, "mars:generation_tokens_total", replica="r2") == 2
     assert total(found, "mars:generation_tokens_total") == 3
@@ -208,6 +210,26 @@ def test_figures_of_replicas_and_fronts_stand_side_by_side() -> None:
     assert total(found, "mars:threshold", replica="r1", service_class="gold") == 0.95
     assert total(found, "mars:threshold", replica="r1", service_class="batch") == 0.8
     assert total(found, "mars:http_requests_in_flight", gateway="f") == 5
+
+
+def test_prices_are_gauges_of_the_whole_cluster_and_vanish_when_they_are_unknown() -> None:
+    point = CurvePoint(threshold=0.95, tokens_s=9.0, demand=2.0, price_per_million_tokens=0.7)
+    status = ClusterStatus(
+        policy="fixed",
+        epoch=1,
+        desired_replicas=1,
+        replicas=(),
+        classes=(),
+        price_per_million_tokens=0.8,
+        curve=(point, replace(point, threshold=0.9, price_per_million_tokens=None)),
+    )
+    metrics = GatewayMetrics(model="m", gateway="f")
+    found = samples(metrics.text(0, status))
+    assert found["mars:price_per_million_tokens", frozenset({("model_name", "m")})] == 0.8
+    expected = [labels for name, labels in found if name == "mars:expected_price_per_million_tokens"]
+    assert expected == [frozenset({("model_name", "m"), ("threshold", "0.95")})]
+    assert total(found, "mars:expected_price_per_million_tokens") == 0.7
+    assert not [name for name, _ in samples(metrics.text(0, None)) if "price" in name]
 
 
 def test_times_are_those_of_the_clock() -> None:

@@ -20,8 +20,8 @@ SIMULATED = """async (replicas) => {
     const values = names.map((_, n) => [(n * 7 + frame) % 10 / 10, 0.95, 4, 900 + (n % 50), 2.5, null, n % 3]);
     take({ controller: "simulated", frame: { unix_s: began + 5 * frame, replicas: names, figures, values } });
   }
-  const status = { policy: "capacity", desired_replicas: replicas, classes: [] };
-  take({ now: { controller: "simulated", unix_s: began + 900, status, replicas, curve: [], jobs: [] } });
+  const status = { policy: "capacity", desired_replicas: replicas, classes: [], curve: [], price_per_hour: null };
+  take({ now: { controller: "simulated", unix_s: began + 900, status, replicas, jobs: [] } });
   await new Promise(requestAnimationFrame);
   await new Promise(requestAnimationFrame);
   take({ frame: { unix_s: began + 900, replicas: names, figures, values: names.map(() => [1, 1, 1, 1, 1, 1, 1]) } });

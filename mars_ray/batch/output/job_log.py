@@ -50,7 +50,7 @@ class Event:
     """Results that arrived before the event, grouped by arrival time in seconds since the start of the run."""
 
     def to_bytes(self) -> pa.Buffer:
-        """Return the event as the contents of an object."""
+        """Return the bytes that are stored for the event."""
         table = pa.concat_tables([RESULT_SCHEMA.empty_table(), *(to_table(results) for _, results in self.results)])
         seconds = [run_s for run_s, results in self.results for _ in results]
         table = table.append_column(NEW_RESULTS[0], pa.array(seconds, NEW_RESULTS[1]))

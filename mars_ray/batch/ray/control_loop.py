@@ -81,7 +81,7 @@ class ControlLoop:
         return None if self._ends_s is None else self._ends_s - time.monotonic()
 
     def deadline_summary(self, status: Status) -> str:
-        """Return a text that says by how much the job met or missed its deadline, or an empty text if there is none."""
+        """Return how far before or after its deadline the job finished, in words; empty without a deadline."""
         left_s = self.left_s
         if left_s is None:
             return ""

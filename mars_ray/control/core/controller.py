@@ -17,10 +17,10 @@ from uuid import uuid4
 
 from mars_ray.control.cluster_load import Backlog, BatchJobState, ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.core.live_view import FrameHistory, LiveReport, RunningJob, curve_of
+from mars_ray.control.core.live_view import FrameHistory, LiveReport, RunningJob
 from mars_ray.control.core.overrides import NullStore, Overrides, OverrideStore
 from mars_ray.control.core.replica_registry import ReplicaRegistry
-from mars_ray.control.core.status import ClassStatus, ClusterStatus
+from mars_ray.control.core.status import ClassStatus, ClusterStatus, curve_of
 from mars_ray.control.core.threshold_setter import ThresholdSetter
 from mars_ray.control.policies.bounds import Bounds, bounds_of
 from mars_ray.control.policies.policy import Decision, Policy
@@ -147,7 +147,6 @@ class Controller:
             controller=self._life,
             status=status,
             replicas=len(self._replicas),
-            curve=curve_of(self._replicas.load(), self._plan),
             frames=self._history.after(after if controller == self._life else 0),
         )
 
@@ -175,12 +174,16 @@ class Controller:
         """Return the state of the cluster and the decisions, for operators."""
         requests_s = self._replicas.requests_s()
         replicas = self._replicas.status(self._now_s())
+        load = self._replicas.load()
         return ClusterStatus(
             policy=self._plan.settings.policy,
             epoch=self._epoch,
             desired_replicas=self._desired_replicas,
             replicas=replicas,
             rehearsal=describe_rehearsals(replica.state for replica in replicas),
+            price_per_hour=load.price_per_hour,
+            price_per_million_tokens=load.price_per_million_tokens(self._replicas.tokens_s()),
+            curve=curve_of(load, self._plan),
             classes=tuple(
                 ClassStatus(
                     name=name,

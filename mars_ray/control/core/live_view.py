@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.control.cluster_load import BatchJobState, ClusterLoad
-from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.cluster_load import BatchJobState
 from mars_ray.control.core.status import ClusterStatus, ReplicaStatus
-from mars_ray.engine.stats.profile import GRID
 from mars_ray.engine.stats.state import EngineState
 
 STEP_S = 5.0
@@ -86,17 +84,6 @@ def _figures(state: EngineState, tokens_s: float) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """Speed and demand as they would be now if all classes had the same threshold."""
-
-    threshold: float
-    tokens_s: float
-    """Tokens per second of all replicas together when all rows are in use."""
-    demand: float
-    """Demand, including queues, as a share of the capacity of all replicas."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReport:
     """Current state of the cluster, and the history that the reader does not have yet."""
 
@@ -105,8 +92,6 @@ class LiveReport:
     status: ClusterStatus
     """Status without replicas, whose figures are in the frames."""
     replicas: int
-    curve: tuple[CurvePoint, ...]
-    """Points by threshold, from the ceiling downwards; empty until a speed has been measured."""
     frames: tuple[Frame, ...]
 
 
@@ -123,18 +108,3 @@ class RunningJob:
     paused: bool
     rehearsal: str = ""
     """Machines whose step times the workers take; empty without a rehearsal."""
-
-
-def curve_of(load: ClusterLoad, plan: ControlPlan) -> tuple[CurvePoint, ...]:
-    """Return speed and demand at each threshold, from the ceiling downwards; empty until a speed has been measured."""
-    if load.speed is None or not load.replicas:
-        return ()
-    thresholds = sorted({plan.ceiling, *(value for value in GRID if value < plan.ceiling)}, reverse=True)
-    return tuple(
-        CurvePoint(
-            threshold=threshold,
-            tokens_s=load.replicas * load.speed.max_tokens_s(threshold),
-            demand=sum(load.share_with_queue(demand.name, threshold) for demand in load.classes) / load.replicas,
-        )
-        for threshold in thresholds
-    )

@@ -86,6 +86,7 @@ def _load(meters: list[DemandMeter]) -> ClusterLoad:
     states = [meter.last.state for meter in meters]
     ttfts_s = [state.ttft_p95_s for state in states if state.ttft_p95_s is not None]
     tpots_s = [state.tpot_p95_s for state in states if state.tpot_p95_s is not None]
+    prices = [meter.last.price_per_hour for meter in meters if meter.last.price_per_hour is not None]
     return ClusterLoad(
         replicas=len(meters),
         classes=sum_by_class([demand for meter in meters for demand in meter.demand()]),
@@ -93,4 +94,5 @@ def _load(meters: list[DemandMeter]) -> ClusterLoad:
         rows=sum(state.max_num_seqs for state in states),
         ttft_p95_s=max(ttfts_s, default=None),
         tpot_p95_s=max(tpots_s, default=None),
+        price_per_hour=sum(prices) if meters and len(prices) == len(meters) else None,
     )

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from mars_ray.control.cluster_load import ClusterLoad
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.overrides import Override
+from mars_ray.engine.stats.profile import GRID
 from mars_ray.engine.stats.state import EngineState
 
 
@@ -40,6 +43,19 @@ class ClassStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Speed, demand and price as they would be now if all classes had the same threshold."""
+
+    threshold: float
+    tokens_s: float
+    """Tokens per second of all replicas together when all rows are in use."""
+    demand: float
+    """Demand, including queues, as a share of the capacity of all replicas."""
+    price_per_million_tokens: float | None
+    """Expected price of a million tokens at the present demand; None without a price or without demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
     """State and decisions of the controller."""
 
@@ -51,3 +67,26 @@ class ClusterStatus:
     classes: tuple[ClassStatus, ...]
     rehearsal: str = ""
     """Machines whose step times the replicas take, and the steps that were slower here; empty without a rehearsal."""
+    price_per_hour: float | None = None
+    """Price of all replicas together for an hour; None unless every replica has a price."""
+    price_per_million_tokens: float | None = None
+    """Price of a million tokens at the measured tokens per second; None without a price or without tokens."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Points by threshold, from the ceiling downwards; empty until a speed has been measured."""
+
+
+def curve_of(load: ClusterLoad, plan: ControlPlan) -> tuple[CurvePoint, ...]:
+    """Return speed, demand and price at each threshold, from the ceiling downwards; empty until a speed has been
+    measured."""
+    if load.speed is None or not load.replicas:
+        return ()
+    thresholds = sorted({plan.ceiling, *(value for value in GRID if value < plan.ceiling)}, reverse=True)
+    return tuple(
+        CurvePoint(
+            threshold=threshold,
+            tokens_s=load.replicas * load.speed.max_tokens_s(threshold),
+            demand=load.share_of_capacity(threshold),
+            price_per_million_tokens=load.price_per_million_tokens(load.expected_tokens_s(threshold)),
+        )
+        for threshold in thresholds
+    )

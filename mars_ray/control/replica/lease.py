@@ -26,8 +26,16 @@ REPORTS_KEPT = 64
 class Lease:
     """The lease of one replica: the directive that it follows, and the time until which it does so."""
 
-    def __init__(self, replica: str, plan: ControlPlan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        replica: str,
+        plan: ControlPlan,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        price_per_hour: float | None = None,
+    ) -> None:
         self._replica = replica
+        self._price_per_hour = price_per_hour
         self._plan = plan
         self._now_s = SteadyClock(clock)
         self._made_s: OrderedDict[int, float] = OrderedDict()
@@ -47,7 +55,13 @@ class Lease:
         self._made_s[self._number] = now_s
         if len(self._made_s) > REPORTS_KEPT:
             self._made_s.popitem(last=False)
-        return ReplicaReport(replica=self._replica, number=self._number, seconds=now_s, state=state)
+        return ReplicaReport(
+            replica=self._replica,
+            number=self._number,
+            seconds=now_s,
+            state=state,
+            price_per_hour=self._price_per_hour,
+        )
 
     def take(self, directive: Directive) -> bool:
         """Follow a directive from now on and return True. If the directive is invalid, ignore it and return False."""

@@ -1,7 +1,8 @@
 """The index tensors of one forward, passed as one value to runners, attention and kernels.
 
-Letters: N packed positions, M picked positions, R active slots, P positions of the widest slot in the first rectangle,
-L slots in the second rectangle, Q positions of the widest of them, C columns of the cache.
+Attention computes the slots as one or two padded rectangles. Letters of dimensions: N packed positions, M picked
+positions, R active slots, P positions of the widest slot in the first rectangle, L slots in the second rectangle, Q
+positions of the widest of them, C columns of the cache.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ AcceptanceOf = abc.Callable[[Sequence], Acceptance | None]
 
 
 class BlockChoice:
-    """Chooses a block from 1 to `block` for each step and sequence."""
+    """Chooses a block size between 1 and `block` for each step and sequence."""
 
     def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
         self._profile = profile

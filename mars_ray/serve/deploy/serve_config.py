@@ -6,7 +6,7 @@ Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port belo
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
@@ -19,6 +19,7 @@ from mars_ray.engine.options import AtLeastOne, EngineOptions, EngineTuning
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.errors import ConfigError
+from mars_ray.machines.registry import step_model
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import short_name
 from mars_ray.openai_api.request_limits import RequestLimits
@@ -42,6 +43,16 @@ class EngineConfig(EngineTuning):
     CPUs among the engines."""
     dtype: DtypeOrAuto = "auto"
     """`auto` means bfloat16 for large 16-bit checkpoints on machines with fast bfloat16, and float32 otherwise."""
+    price_per_hour: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Price of one replica for an hour, in any currency, from which prices per million tokens follow. None means the
+    price of the GPU that `rehearse` names, and no price without `rehearse`."""
+
+    @property
+    def replica_price(self) -> float | None:
+        """Price of one replica for an hour, set or taken from the rehearsed GPU; None if there is neither."""
+        if self.price_per_hour is not None or self.rehearse is None:
+            return self.price_per_hour
+        return step_model(self.rehearse).gpu.dollars_per_hour
 
 
 class ServeConfig(_Settings):

@@ -69,6 +69,6 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
 
 def bound_heads(most_bytes: int) -> None:
-    """Limit heads to about `most_bytes` in servers that uvicorn starts later in this process."""
+    """Limit the heads of requests to about `most_bytes` in servers that uvicorn starts later in this process."""
     BoundedHeadProtocol.most_bytes = most_bytes
     auto.AutoHTTPProtocol = BoundedHeadProtocol

@@ -115,7 +115,6 @@ def _now(report: LiveReport, jobs: list[RunningJob]) -> dict[str, Any]:
         "unix_s": time.time(),
         "status": asdict(report.status),
         "replicas": report.replicas,
-        "curve": [asdict(point) for point in report.curve],
         "jobs": [asdict(job) for job in jobs],
     }
 

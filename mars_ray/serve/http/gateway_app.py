@@ -7,9 +7,11 @@ Never: imports Ray.
 
 from pathlib import Path
 
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import BATCH_CLASS
+from mars_ray.errors import UnavailableError
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.control_routes import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
@@ -46,7 +48,15 @@ def make_gateway_app(endpoint: Endpoint, control: ControlClient, config: ServeCo
 
     async def metrics() -> str:
         in_flight = sum(app.admission.in_flight.values())
-        return merge_metrics([gateway_metrics.text(in_flight), *await endpoint.client.metrics()])
+        text = gateway_metrics.text(in_flight, await status_for_prices())
+        return merge_metrics([text, *await endpoint.client.metrics()])
+
+    async def status_for_prices() -> ClusterStatus | None:
+        """Return the state of the cluster; None if the replicas have no price, or if no controller answers."""
+        try:
+            return None if config.engine.replica_price is None else await control.status()
+        except UnavailableError:
+            return None
 
     def observe(exchange: Exchange) -> None:
         gateway_metrics.observe(exchange)

@@ -1,6 +1,6 @@
 """Metrics of the HTTP gateway, and the merging of the metrics of several processes into one page.
 
-In:    exchanges; the metrics of the engines as text.
+In:    exchanges; the state of the cluster; the metrics of the engines as text.
 Out:   Prometheus text.
 Never: lets a caller determine the value of a label: all unknown paths have the same label.
 """
@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_metrics import SECONDS
 
@@ -48,6 +49,19 @@ class GatewayMetrics:
             "mars:http_requests_in_flight", "Requests of known callers in flight.", names, registry=self._registry
         )
         self._in_flight = in_flight.labels(**self._labels)
+        # Every gateway has the same prices, so these samples carry no name of a gateway.
+        self._price = Gauge(
+            "mars:price_per_million_tokens",
+            "Price of a million generated tokens at the measured tokens per second.",
+            ["model_name"],
+            registry=self._registry,
+        )
+        self._expected_price = Gauge(
+            "mars:expected_price_per_million_tokens",
+            "Expected price of a million generated tokens at the present demand, by threshold.",
+            ["model_name", "threshold"],
+            registry=self._registry,
+        )
 
     def observe(self, exchange: Exchange) -> None:
         """Count an exchange that has ended."""
@@ -57,9 +71,17 @@ class GatewayMetrics:
         if exchange.code:
             self._refused.labels(**self._labels, code=exchange.code).inc()
 
-    def text(self, in_flight: int) -> str:
-        """Return all metrics as Prometheus text."""
+    def text(self, in_flight: int, status: ClusterStatus | None) -> str:
+        """Return all metrics as Prometheus text. Prices that `status` lacks have no sample."""
         self._in_flight.set(in_flight)
+        self._price.clear()
+        self._expected_price.clear()
+        model = self._labels["model_name"]
+        if status and status.price_per_million_tokens is not None:
+            self._price.labels(model).set(status.price_per_million_tokens)
+        for point in status.curve if status else ():
+            if point.price_per_million_tokens is not None:
+                self._expected_price.labels(model, f"{point.threshold:g}").set(point.price_per_million_tokens)
         return generate_latest(self._registry).decode()
 
 

@@ -81,7 +81,7 @@ class TokenizerProcess:
             await self._started()
 
     async def encode(self, texts: Sequence[str], key: str = "") -> list[list[int]]:
-        """Return the ids of each text, once it is the turn of the caller's `key`. Raises `RequestError`."""
+        """Wait for the turn of the caller `key`, then return the ids of each text. Raises `RequestError`."""
         prompts: list[list[int]] = (await self._ask(key, {"texts": list(texts)}))["prompts"]
         return prompts
 

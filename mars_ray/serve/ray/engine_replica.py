@@ -38,7 +38,7 @@ class EngineReplica:
         replica = serve.get_replica_context()
         self._name = replica.replica_id.unique_id
         plan = config.plan(folder)
-        self._lease = Lease(self._name, plan)
+        self._lease = Lease(self._name, plan, price_per_hour=config.engine.replica_price)
         self._beating = asyncio.create_task(
             run_heartbeats(
                 engine, self._lease, RayController(config.controller or replica.app_name, plan).handle_report

@@ -51,6 +51,7 @@ export function take(event) {
 
 const clock = (unix_s) => new Date(unix_s * 1000).toLocaleTimeString([], { hour12: false });
 const column = (frame, name) => frame.values.map((values) => values[frame.figures.indexOf(name)]).filter((value) => value !== null);
+const price = (value) => short(value ?? NaN);
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
 function say(text, bad = false) {
@@ -68,14 +69,16 @@ export function draw() {
   const last = frames.at(-1);
   $("rehearsal").hidden = !now.status.rehearsal;
   $("rehearsal").textContent = now.status.rehearsal ?? "";
+  const perHour = now.status.price_per_hour;
   tiles([
     ["replicas", String(now.replicas), `${now.status.desired_replicas || "–"} desired`],
     ["policy", now.status.policy, ""],
     ["tokens/s", last ? short(sum(column(last, "tokens_s"))) : "–", ""],
     ["waiting", last ? short(sum(column(last, "queue"))) : "–", "sequences"],
+    ...(perHour === null ? [] : [["price", price(now.status.price_per_million_tokens), `per 1M tokens, at ${short(perHour)} an hour`]]),
   ]);
   classes();
-  curve();
+  curves();
   jobs();
   if (!changed) return; // frames arrive only every five seconds, and drawing them takes most of the time
   changed = false;
@@ -116,7 +119,7 @@ function classes() {
     `${row.reason}${row.override?.ends_unix_s ? ` until ${clock(row.override.ends_unix_s)}` : ""}${row.floor_reason ? `. Requested floor ${short(row.floor_asked)} raised: ${row.floor_reason}` : ""}`,
     { key: `${row.name} ${Boolean(row.override)}`, parts: () => buttons(row) },
   ]));
-  const top = now.curve[0];
+  const top = now.status.curve[0];
   $("demand").textContent = top ? `Demand is ${top.demand.toFixed(2)} times the capacity of the cluster at threshold ${short(top.threshold)}.` : "";
 }
 
@@ -164,20 +167,28 @@ function confirmed(question, act) {
   $("confirm").showModal();
 }
 
-function curve() {
-  const points = now.curve.map(({ threshold, tokens_s }) => [threshold, tokens_s]);
-  $("curve-card").hidden = !points.length;
+function curves() {
+  curve("curve", "Tokens per second of the whole cluster at each threshold", "tokens_s");
+  curve("price", "Expected price of a million tokens at each threshold", "price_per_million_tokens");
+  fill($("curve-rows"), now.status.curve.map((point) => [
+    short(point.threshold), short(point.tokens_s), `${(100 * point.demand).toFixed(0)} %`, price(point.price_per_million_tokens),
+  ]));
+}
+
+// Draw a figure of the curve by threshold; hide its card if the figure is unknown.
+function curve(id, title, figure) {
+  const points = now.status.curve.filter((point) => point[figure] !== null).map((point) => [point.threshold, point[figure]]);
+  $(`${id}-card`).hidden = !points.length;
   if (!points.length) return;
   const at = (threshold) => {
     const near = points.reduce((best, point) => (Math.abs(point[0] - threshold) < Math.abs(best[0] - threshold) ? point : best));
     return near[1];
   };
-  $("curve").replaceChildren(chart({
-    title: "Tokens per second of the whole cluster at each threshold",
+  $(id).replaceChildren(chart({
+    title,
     lines: [{ at: points }],
     points: now.status.classes.map(({ name, threshold }) => ({ name, x: threshold, y: at(threshold) })),
   }));
-  fill($("curve-rows"), now.curve.map((point) => [short(point.threshold), short(point.tokens_s), `${(100 * point.demand).toFixed(0)} %`]));
 }
 
 function series() {
