@@ -275,8 +275,8 @@ class TrainingRun:
         if whole is None or not self._accelerator.is_main_process:
             return
         if self._adapter:
-            card = adapter_card(self._config, self._base, self._data, state, losses)
-            write_folder(self._folder.model, partial(save_adapter, self._adapter, card), last=CARD_FILE)
+            adapted = adapter_card(self._config, self._base, self._data, state, losses)
+            write_folder(self._folder.model, partial(save_adapter, self._adapter, adapted), last=CARD_FILE)
             return
         card = model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
         trained = replace(self._checkpoint, network=whole, card=card)

@@ -7,11 +7,11 @@ gathered from the forward to the end of the backward.
 The FSDP of accelerate needs GPUs. `fully_shard` of torch is the same on GPUs and, by gloo, on CPUs.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
@@ -61,14 +63,16 @@ def unsharded(network: PreTrainedModel) -> PreTrainedModel | None:
 def save_shards(folder: Path, network: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
     """Write this worker's shards of the network and of the optimizer's state into `folder`. All workers must call
     this."""
-    dcp.save(_state(network, optimizer), checkpoint_id=folder)
+    save(_state(network, optimizer), checkpoint_id=folder)
 
 
 def load_shards(folder: Path, network: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
     """Restore a network and its optimizer from the shards of all workers in `folder`. Now there may be more or fewer
     workers than then, and the network may be whole."""
     state = _state(network, optimizer)
-    dcp.load(state, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a single process has no process group
+        load(state, checkpoint_id=folder)
     set_state_dict(network, optimizer, model_state_dict=state["network"], optim_state_dict=state["optimizer"])
 
 

@@ -1,7 +1,7 @@
 """Memory of a training worker, by arithmetic: the table of docs/train.md, and what it is checked against.
 
-All figures are bytes. A worker holds weights, gradients and two moments of AdamW in float32, 16 bytes a number. While it
-computes, it holds more: gathered weights and their gradients, and activations.
+All figures are bytes. A worker holds weights, gradients and two moments of AdamW in float32, 16 bytes a number. While
+it computes, it holds more: gathered weights and their gradients, and activations.
 """
 
 from dataclasses import dataclass
@@ -69,8 +69,8 @@ def activations(shape: Shape, slots: int, number: int, *, checkpointing: bool) -
     """
     queries = shape.heads * shape.head_size
     keys = shape.key_heads * shape.head_size
-    # Two norms keep their input in float32 and their output twice; attention keeps queries, keys, values and its output;
-    # the gated layer keeps four values of its inner size.
+    # Two norms keep their input in float32 and their output twice; attention keeps queries, keys, values and its
+    # output; the gated layer keeps four values of its inner size.
     layer = 2 * 4 * shape.hidden + number * (4 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.inner)
     layers = shape.layers * number * shape.hidden + layer if checkpointing else shape.layers * layer
     return slots * (layers + 2 * number * shape.vocabulary)

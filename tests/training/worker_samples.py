@@ -47,9 +47,10 @@ def on_workers(count: int, work: Callable[..., Any], folder: Path, *arguments: A
 
 
 def _results(readers: dict[Any, int]) -> list[Any]:
-    results = {}
+    results: dict[int, Any] = {}
     while len(results) < len(readers):
-        for reader in wait([reader for reader, rank in readers.items() if rank not in results]):
+        waiting: list[Any] = [reader for reader, rank in readers.items() if rank not in results]
+        for reader in wait(waiting):
             try:
                 result = reader.recv()
             except EOFError:
