@@ -41,9 +41,11 @@ def run(make_config: MakeConfig, start_model: Path, tmp_path: Path) -> Any:
     def run(name: str, workers: int, sharding: str = "fsdp", lives: int = 1000, **changes: Any) -> TrainConfig:
         compute = {"workers": workers, "sharding": sharding, "precision": "float32"} | changes.pop("compute", {})
         optimizer = {"learning_rate": 1e-3, "epochs": 1, "batch_rows": 4, "micro_rows": 1}
-        config = make_config(name, **{"objective": MARS, "optimizer": optimizer, "compute": compute} | changes)
+        config = make_config(
+            name, **{"objective": MARS, "optimizer": optimizer, "compute": compute, "measure_rows": 4} | changes
+        )
         if not config.output.exists():
-            pack(config, start_model)
+            pack(config, start_model, 48)
         states = tmp_path / f"{name}-states"
         if workers == 1:
             TrainingRun(config, start_model, Accelerator(cpu=True), FolderStore(states)).run()
@@ -67,46 +69,58 @@ def weights(config: TrainConfig) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("objective", [MARS, {"kind": "ar"}, ADAPTER], ids=["mars", "ar", "adapter"])
+@pytest.mark.parametrize("objective", [MARS, ADAPTER], ids=["mars", "adapter"])
 def test_sharded_workers_have_the_losses_and_end_with_the_weights_of_ddp(
     run: Any, workers: int, objective: dict[str, Any]
 ) -> None:
     whole = run("whole", workers, "ddp", objective=objective)
     sharded = run("sharded", workers, objective=objective)
-    assert len(figures(sharded)) > 5
+    assert len(figures(sharded)) == 5
     for line, expected in zip(figures(sharded), figures(whole), strict=True):
         assert line == pytest.approx(expected, rel=1e-5)
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(sharded)[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("objective", [MARS, ADAPTER], ids=["mars", "adapter"])
+def test_layers_computed_again_in_the_backward_pass_change_no_figure(
+    run: Any, workers: int, objective: dict[str, Any]
+) -> None:
+    sharding = "ddp" if workers == 1 else "fsdp"
+    kept = run("kept", workers, sharding, objective=objective)
+    again = run("again", workers, sharding, objective=objective, compute={"activation_checkpointing": True})
+    for line, expected in zip(figures(again), figures(kept), strict=True):
+        assert line == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("objective", [MARS, ADAPTER], ids=["mars", "adapter"])
 def test_a_sharded_run_whose_worker_is_killed_ends_with_the_same_weights_bit_for_bit(
     run: Any, objective: dict[str, Any]
 ) -> None:
-    whole = run("whole", 2, objective=objective, checkpoint_every=3)
+    whole = run("whole", 2, objective=objective, checkpoint_every=2)
     with pytest.raises(RuntimeError, match="died"):
-        run("cut", 2, objective=objective, checkpoint_every=3, lives=2)
-    cut = run("cut", 2, objective=objective, checkpoint_every=3)
+        run("cut", 2, objective=objective, checkpoint_every=2, lives=1)
+    cut = run("cut", 2, objective=objective, checkpoint_every=2)
     assert figures(cut) == figures(whole)
     assert all(torch.equal(weights(whole)[name], tensor) for name, tensor in weights(cut).items())
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_sharded_run_can_go_on_with_another_number_of_workers_and_unsharded(run: Any, workers: int) -> None:
-    whole = run("whole", 2, checkpoint_every=3)
+    whole = run("whole", 2, checkpoint_every=2)
     with pytest.raises(RuntimeError, match="died"):
-        run("cut", 2, checkpoint_every=3, lives=1)
-    cut = run("cut", workers, "ddp" if workers == 1 else "fsdp", checkpoint_every=3)
+        run("cut", 2, checkpoint_every=2, lives=1)
+    cut = run("cut", workers, "ddp" if workers == 1 else "fsdp", checkpoint_every=2)
     for line, expected in zip(figures(cut), figures(whole), strict=True):
         assert line == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_run_of_ddp_cannot_go_on_sharded(run: Any) -> None:
     with pytest.raises(RuntimeError, match="died"):
-        run("cut", 2, "ddp", checkpoint_every=3, lives=1)
+        run("cut", 2, "ddp", checkpoint_every=2, lives=1)
     with pytest.raises(ConfigError, match="sharding is fsdp, but the run was saved with ddp"):
-        run("cut", 2, checkpoint_every=3)
+        run("cut", 2, checkpoint_every=2)
 
 
 def test_in_bfloat16_sharded_workers_compute_in_it_and_train_float32_weights(run: Any) -> None:

@@ -48,10 +48,10 @@ def save_start_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def pack(config: TrainConfig, start_model: Path) -> None:
-    """Put packed data where a run expects it, without Ray."""
+def pack(config: TrainConfig, start_model: Path, count: int = len(RECORDS)) -> None:
+    """Put `count` records, packed, where a run expects them, without Ray."""
     encoder = ChatEncoder(load_checkpoint(start_model).tokenizer)
-    encoded = encoder.encode([parse_record(json.dumps(record).encode()) for record in RECORDS])
+    encoded = encoder.encode([parse_record(json.dumps(record).encode()) for record in RECORDS[:count]])
     for name in ("train", "heldout"):
         folder = config.output / "data" / name
         folder.mkdir(parents=True)
@@ -62,7 +62,7 @@ def pack(config: TrainConfig, start_model: Path) -> None:
         writer.write(packer.finish())
         writer.close(
             PackReport(
-                records=len(RECORDS),
+                records=count,
                 bad_records=0,
                 dropped_overlong=packer.dropped,
                 truncated=0,
