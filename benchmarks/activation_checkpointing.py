@@ -1,7 +1,7 @@
 """Measure what `activation_checkpointing` saves and costs: a network of four layers trains on one sequence.
 
-Memory is what the first step adds to the peak of the process. Time is the CPU time of the process, which depends less on
-other work of the machine than the time on a clock.
+Memory is what the first step adds to the peak of the process. Time is the CPU time of the process, which depends less
+on other work of the machine than the time on a clock.
 """
 
 import argparse
