@@ -155,6 +155,8 @@ class TrainConfig(_Section):
                 "compute.sharding is fsdp, which divides a model among workers, but compute.workers is 1; set 2 or "
                 "more, or sharding: ddp"
             )
+        if self.compute.sharding == "fsdp" and self.objective.adapter and self.compute.activation_checkpointing:
+            raise ValueError("compute.activation_checkpointing with an adapter needs compute.sharding: ddp")
         return self
 
 
