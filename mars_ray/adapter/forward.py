@@ -5,6 +5,7 @@ The first forward has no gradients; it computes the keys, values and targets for
 only masks; it has gradients, and the low-rank products are added.
 """
 
+from collections import UserList
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,12 @@ from mars_ray.method.tiles import Layout, Piece, attend, attend_piece, lay_out
 
 ATTENTION = "mars_adapter"
 
-KeysAndValues = list[tuple[Tensor, Tensor]]
-"""The keys and the values of each layer at the clean positions; each tensor is [key heads, clean positions, D]."""
+
+class KeysAndValues(UserList[tuple[Tensor, Tensor]]):
+    """The keys and the values of each layer at the clean positions; each tensor is [key heads, clean positions, D].
+
+    FSDP may give a network copies of plain lists; what the network appends to a copy would be lost.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) 
     teacher_M = index_C[layout.place_RS.flatten()[twin_M]]
     tokens = streams.tokens_RS.flatten()
     positions = streams.position_RS.flatten()
-    seen: KeysAndValues = []
+    seen = KeysAndValues()
     with torch.no_grad():
         teacher_MV = logits_at(
             network,

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from mars_ray.adapter.forward import ATTENTION, MaskLogits, mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
+from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.adapter.sampler_head import Candidates, likeliest
 from mars_ray.method.cross_entropy import cross_entropies
-from mars_ray.method.streams import IGNORE, Streams
+from mars_ray.method.streams import IGNORE, PackedRows, Streams
 
 
 class AdapterLoss(nn.Module):
@@ -38,8 +39,9 @@ class AdapterLoss(nn.Module):
         Both are float32 scalars; the second has no gradient.
         """
         if not (streams.label_RS != IGNORE).any():
-            nothing = self.adapter.mask_embedding_KH.sum() * 0
-            return nothing, nothing.detach()
+            # All workers must run the forwards, in which they gather the weights of a sharded base.
+            mask_sum, base_sum = self(_one_mask().to(streams.tokens_RS.device))
+            return mask_sum * 0, base_sum * 0
         masks = mask_logits(self._base[0], self.adapter, streams)
         label_M = streams.label_RS.flatten()[masks.slot_M]
         weight_M = streams.weight_RS.flatten()[masks.slot_M]
@@ -60,6 +62,15 @@ class AdapterLoss(nn.Module):
         target_MC = torch.lerp((candidates.token_MC == label_M[:, None]).float(), teacher_MC, self._distill)
         gain_M = (target_MC * (candidates.corrected_MC - candidates.logit_MC)).sum(dim=-1)
         return candidates.log_total(log_total_M) - log_total_M - gain_M
+
+
+def _one_mask() -> Streams:
+    """Return the smallest streams with a mask."""
+    response_RT = torch.tensor([[False, True, True]])
+    zero_RT = response_RT.long() * 0
+    position_RT = torch.arange(3)[None]
+    rows = PackedRows(tokens_RT=zero_RT, response_RT=response_RT, example_RT=zero_RT, position_RT=position_RT)
+    return mask_streams(rows, block=2)
 
 
 @torch.no_grad()

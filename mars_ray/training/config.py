@@ -116,6 +116,10 @@ class ComputeSection(_Section):
     """bfloat16 means mixed precision: weights and optimizer stay in float32. auto chooses bfloat16 for a large 16-bit
     checkpoint if the machine computes fast in bfloat16."""
     sharding: Literal["ddp", "fsdp"] = "ddp"
+    """ddp keeps all weights on every worker. fsdp divides weights, gradients and optimizer among the workers, and
+    gathers the weights of a layer while it computes. With an adapter, it divides the frozen model."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of layers for the backward pass, which computes each layer again: less memory, slower."""
     worker_restarts: int = Field(3, ge=0)
     """How often dead workers are replaced before the run fails."""
 
@@ -146,10 +150,13 @@ class TrainConfig(_Section):
         batch_rows = self.optimizer.batch_rows
         if batch_rows % workers:
             raise ValueError(f"optimizer.batch_rows is {batch_rows}, which {workers} workers cannot share evenly")
-        if self.compute.sharding == "fsdp" and not self.compute.gpu:
-            raise ValueError("compute.sharding is fsdp, which needs compute.gpu: true")
-        if self.compute.sharding == "fsdp" and self.objective.adapter:
-            raise ValueError("compute.sharding is fsdp, which is useless with an adapter: the model is not trained")
+        if self.compute.sharding == "fsdp" and workers == 1:
+            raise ValueError(
+                "compute.sharding is fsdp, which divides a model among workers, but compute.workers is 1; set 2 or "
+                "more, or sharding: ddp"
+            )
+        if self.compute.sharding == "fsdp" and self.objective.adapter and self.compute.activation_checkpointing:
+            raise ValueError("compute.activation_checkpointing with an adapter needs compute.sharding: ddp")
         return self
 
 

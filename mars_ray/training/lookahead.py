@@ -26,7 +26,7 @@ class HeldoutLookahead:
     """Share of the accepted tokens that equal the clean stream's prediction; None if no token was accepted."""
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference mode would leave gathered weights that cannot be trained
 def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, threshold: float) -> HeldoutLookahead:
     """Measure how many masks in a row have a probability of at least `threshold`; `block` is the block size of
     `streams`."""

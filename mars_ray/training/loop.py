@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from accelerate import Accelerator
-from torch import Tensor
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import Tensor, nn
 
 from mars_ray.adapter.folder import save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
@@ -30,12 +30,13 @@ from mars_ray.model.sources.store import folder_here
 from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.cards import adapter_card, model_card
-from mars_ray.training.checkpoint import RunState, load_state, save_state
-from mars_ray.training.config import TrainConfig
+from mars_ray.training.checkpoint import RunState, Trainee, load_state, save_state
+from mars_ray.training.config import ComputeSection, TrainConfig
 from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
 from mars_ray.training.metrics import StepMetrics, open_metrics
 from mars_ray.training.run_folder import RunFolder
 from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
+from mars_ray.training.sharding import shard, unsharded
 from mars_ray.training.step import train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
@@ -51,6 +52,17 @@ class CheckpointStore(Protocol):
 
     def save(self, write: Callable[[Path], None]) -> None:
         """Call `write` with an empty folder. The parts of all workers are kept as one state, or no part is kept."""
+
+
+def new_accelerator(compute: ComputeSection) -> Accelerator:
+    """Return the accelerator of a worker, whose process group exists already."""
+    return Accelerator(
+        cpu=not compute.gpu,
+        mixed_precision={"float32": "no", "bfloat16": "bf16"}[compute.precision],
+        # Otherwise DDP changes the layout of its gradients after the first step, and three or more workers add them in
+        # another order: a resumed run would differ in the last bits from one that never stopped.
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+    )
 
 
 class TrainingRun:
@@ -81,24 +93,41 @@ class TrainingRun:
         self._adapter = self._new_adapter()
         optimizer = config.optimizer
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
-        adamw = torch.optim.AdamW(
-            (self._adapter or self._checkpoint.network).parameters(),
-            lr=optimizer.learning_rate,
+        self._loss, self._trainee = self._prepare()
+
+    def _prepare(self) -> tuple[nn.Module, Trainee]:
+        """Put the network on its device, whole or as a shard, and return its loss and its optimizer."""
+        config = self._config
+        network = self._checkpoint.network
+        adapter = self._adapter
+        distill = config.objective.distill
+        loss = AdapterLoss(network, adapter, distill) if adapter else StreamLoss(network, distill)
+        if config.compute.activation_checkpointing:
+            # The backward computes layers again when the adapter is closed, so it must open it.
+            contexts = {"context_fn": lambda: (nullcontext(), adapter.at(None))} if adapter else {}
+            network.activation_checkpointing_enable({"use_reentrant": False} | contexts)
+        sharded = config.compute.sharding == "fsdp"
+        if sharded:
+            shard(network, self._accelerator)
+        else:
+            network.to(self._accelerator.device)
+        optimizer = torch.optim.AdamW(
+            (adapter or network).parameters(),
+            lr=config.optimizer.learning_rate,
             betas=(0.9, 0.95),
-            weight_decay=optimizer.weight_decay,
+            weight_decay=config.optimizer.weight_decay,
             fused=True,
         )
-        network = self._checkpoint.network
-        distill = config.objective.distill
-        loss = AdapterLoss(network, self._adapter, distill) if self._adapter else StreamLoss(network, distill)
-        self._loss, self._optimizer = accelerator.prepare(loss, adamw)
+        if sharded and not adapter:
+            return loss, Trainee(network, optimizer, sharded=True)
+        loss, optimizer = self._accelerator.prepare(loss, optimizer)
+        return loss, Trainee(network, optimizer, sharded=False)
 
     def _new_adapter(self) -> GatedLoRA | None:
         section = self._config.objective.adapter
         if section is None:
             return None
         network = self._checkpoint.network
-        network.to(self._accelerator.device)
         with torch.random.fork_rng():
             torch.manual_seed(self._config.seed)
             adapter = new_adapter(
@@ -118,7 +147,7 @@ class TrainingRun:
         Raises `DivergedError` if the loss is not finite.
         """
         with self._store.latest() as folder:
-            state = load_state(folder, self._accelerator) if folder else RunState()
+            state = load_state(folder, self._trainee, self._accelerator) if folder else RunState()
         main = self._accelerator.is_main_process
         losses: dict[str, float] = {}
         with open_metrics(self._folder.path, state.steps) if main else nullcontext() as writer:
@@ -145,13 +174,13 @@ class TrainingRun:
         numbers = row_numbers(state.steps, len(self._data), batch_rows=optimizer.batch_rows, seed=self._config.seed)
         rows = self._data.rows(numbers)
         rate = learning_rate(state.steps, self._steps, peak=optimizer.learning_rate, warmup=optimizer.warmup)
-        for group in self._optimizer.param_groups:
+        for group in self._trainee.optimizer.param_groups:
             group["lr"] = rate
         self._checkpoint.network.train()
         try:
             losses = train_step(
                 self._loss,
-                self._optimizer,
+                self._trainee.optimizer,
                 self._micro_batches(rows, state.steps),
                 self._accelerator,
                 ar_weight=self._config.objective.ar_weight,
@@ -238,19 +267,17 @@ class TrainingRun:
         return bool(self._accelerator.reduce(request))  # all workers stop at the same step
 
     def _save(self, state: RunState) -> None:
-        self._store.save(lambda folder: save_state(folder, state, self._accelerator))
+        self._store.save(lambda folder: save_state(folder, state, self._trainee, self._accelerator))
 
     def _finish(self, state: RunState, losses: dict[str, float]) -> None:
-        weights = self._accelerator.get_state_dict(self._loss)
-        if not self._accelerator.is_main_process:
+        network = self._checkpoint.network
+        whole = unsharded(network) if self._trainee.sharded else network
+        if whole is None or not self._accelerator.is_main_process:
             return
         if self._adapter:
-            card = adapter_card(self._config, self._base, self._data, state, losses)
-            write_folder(self._folder.model, partial(save_adapter, self._adapter, card), last=CARD_FILE)
+            adapted = adapter_card(self._config, self._base, self._data, state, losses)
+            write_folder(self._folder.model, partial(save_adapter, self._adapter, adapted), last=CARD_FILE)
             return
-        network = self._checkpoint.network
-        network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
-        trained = replace(
-            self._checkpoint, card=model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
-        )
+        card = model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
+        trained = replace(self._checkpoint, network=whole, card=card)
         write_folder(self._folder.model, partial(save_checkpoint, trained), last=CARD_FILE)

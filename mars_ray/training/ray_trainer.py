@@ -17,7 +17,6 @@ from typing import Any
 
 import ray.train
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.exceptions import OutOfMemoryError, RayError
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -36,7 +35,7 @@ from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
 from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.config import TrainConfig, parse_config
-from mars_ray.training.loop import TrainingRun
+from mars_ray.training.loop import TrainingRun, new_accelerator
 from mars_ray.training.metrics import StepMetrics, follow_metrics, plot_metrics, read_metrics
 from mars_ray.training.run_folder import RunFolder
 
@@ -75,8 +74,9 @@ def train(config: TrainConfig) -> StepMetrics:
 
 def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
     """Return the settings that must be the same when a run is resumed. Digests replace folders, so that a run can
-    resume on a machine with other folders."""
+    resume on a machine with other folders. Workers and their resources may change."""
     settings: dict[str, Any] = config.model_dump(mode="json", exclude={"output"})
+    settings["compute"] = {"precision": config.compute.precision}
     settings |= {"model": model_label(config.model, base), "model_digest": folder_digest(base)}
     if init := _init(config):
         settings["objective"]["adapter"]["init"] = folder_digest(init)
@@ -158,19 +158,11 @@ def _trainer(config: TrainConfig, base: Path) -> TorchTrainer:
 def _worker(settings: dict[str, Any]) -> None:
     config = parse_config(settings["config"], "the driver")
     torch.set_num_threads(config.compute.cpus_per_worker)
-    accelerator = Accelerator(
-        cpu=not config.compute.gpu,
-        mixed_precision={"float32": "no", "bfloat16": "bf16"}[config.compute.precision],
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if config.compute.sharding == "fsdp" else None,
-        # Otherwise DDP changes the layout of its gradients after the first step, and three or more workers add them in
-        # another order: a resumed run would differ in the last bits from one that never stopped.
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
-    )
     try:
         init: SharedFolder | None = settings["init"]
         if init:
             config = _starting_from(config, init.here())
-        TrainingRun(config, settings["base"].here(), accelerator, RayCheckpointStore()).run()
+        TrainingRun(config, settings["base"].here(), new_accelerator(config.compute), RayCheckpointStore()).run()
     except MarsRayError as error:
         # A retry would fail in the same way, so Ray must not treat this error as the death of a worker.
         RunFolder(config.output).give_up(error)

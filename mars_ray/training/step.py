@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mars_ray.errors import DivergedError
 from mars_ray.method.loss import LabelWeights
@@ -47,13 +48,15 @@ def train_step(
     for number, streams in enumerate(batches, start=1):
         last = number == len(batches)
         with contextlib.nullcontext() if last else accelerator.no_sync(loss):
-            mask_sum, ar_sum = loss(streams.to(accelerator.device))
+            with accelerator.autocast():
+                mask_sum, ar_sum = loss(streams.to(accelerator.device))
             # Data parallelism averages the gradients of the workers, but the totals already include all workers.
             share = accelerator.num_processes * (mask_sum / mask_total + ar_weight * ar_sum / ar_total)
             accelerator.backward(share)
         sums += torch.stack([mask_sum.detach(), ar_sum.detach()])
     mask_sum, ar_sum = accelerator.reduce(sums).tolist()
-    norm = float(accelerator.clip_grad_norm_(loss.parameters(), clip_norm))
+    clipped = accelerator.clip_grad_norm_(loss.parameters(), clip_norm)
+    norm = float(clipped.full_tensor() if isinstance(clipped, DTensor) else clipped)
     if not math.isfinite(mask_sum + ar_sum + norm):
         raise DivergedError(f"mask loss {mask_sum / mask_total}, AR loss {ar_sum / ar_total}, gradient norm {norm}")
     optimizer.step()

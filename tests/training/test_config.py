@@ -52,7 +52,7 @@ def test_data_by_url_reaches_workers_by_url(tmp_path: Path) -> None:
         ),
         ("model: bundled", "modle: bundled", r"model is missing.*modle is not a setting"),
         ("epochs: 1", "epochs: 1, batch_rows: 3}\ncompute: {workers: 2", r"batch_rows is 3, which 2 workers"),
-        ("epochs: 1", "epochs: 1}\ncompute: {sharding: fsdp", r"fsdp, which needs compute.gpu"),
+        ("epochs: 1", "epochs: 1}\ncompute: {sharding: fsdp", r"sharding is fsdp, .* but compute.workers is 1; set 2"),
         ("{train: a.jsonl, heldout: b.jsonl}", "a.jsonl", r"data = 'a.jsonl'"),
     ],
 )

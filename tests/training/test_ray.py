@@ -20,7 +20,6 @@ from mars_ray.training.run_folder import RunFolder
 from tests.training.train_samples import MakeConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
-WORKERS = {"workers": 2}
 
 
 class Command:
@@ -79,16 +78,20 @@ def _open_files(process: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow  # minutes of starting Ray; test_train_loop interrupts without it
-def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_however_it_is_interrupted_a_run_ends_with_the_same_weights(
+    sharding: str, make_config: MakeConfig, tmp_path: Path
+) -> None:
     """Kill -9 of a worker, Ctrl-C, and kill -9 of the driver, all in one run of two workers."""
-    long = {"learning_rate": 1e-3, "epochs": 40, "batch_rows": 4}
-    whole = make_config("whole", optimizer=long, compute=WORKERS, checkpoint_every=10)
+    long = {"learning_rate": 1e-3, "epochs": 12, "batch_rows": 4}
+    compute = {"workers": 2, "sharding": sharding}
+    whole = make_config("whole", optimizer=long, compute=compute, checkpoint_every=10)
     assert Command(whole, tmp_path).finish()[0] == 0
     steps = read_metrics(whole.output)[-1].steps
     settings = json.loads((whole.output / "settings.json").read_text())
     assert settings["compute"]["precision"] == "float32"  # what auto means for so small a model
 
-    cut = make_config("cut", optimizer=long, compute=WORKERS, checkpoint_every=10)
+    cut = make_config("cut", optimizer=long, compute=compute, checkpoint_every=10)
     command = Command(cut, tmp_path)
     command.wait_for_step(steps // 5)
     os.kill(writer_of(Path(str(cut.output / METRICS_FILE))), signal.SIGKILL)

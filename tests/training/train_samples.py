@@ -16,10 +16,10 @@ MakeConfig = Callable[..., TrainConfig]
 RECORDS = [{"prompt": f"count to {n}", "response": " ".join(map(str, range(n)))} for n in range(1, 13)] * 8
 
 
-def pack(config: TrainConfig, start_model: Path) -> None:
-    """Put packed data where a run expects it, without Ray."""
+def pack(config: TrainConfig, start_model: Path, count: int = len(RECORDS)) -> None:
+    """Put `count` records, packed, where a run expects them, without Ray."""
     encoder = ChatEncoder(load_checkpoint(start_model).tokenizer)
-    encoded = encoder.encode([parse_record(json.dumps(record).encode()) for record in RECORDS])
+    encoded = encoder.encode([parse_record(json.dumps(record).encode()) for record in RECORDS[:count]])
     for name in ("train", "heldout"):
         folder = config.output / "data" / name
         folder.mkdir(parents=True)
@@ -30,7 +30,7 @@ def pack(config: TrainConfig, start_model: Path) -> None:
         writer.write(packer.finish())
         writer.close(
             pack_report(
-                records=len(RECORDS),
+                records=count,
                 dropped_overlong=packer.dropped,
                 examples=packer.examples,
                 tokens=packer.tokens,

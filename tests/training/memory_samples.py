@@ -1,0 +1,106 @@
+"""Memory of a training worker, by arithmetic: the table of docs/train.md, and what it is checked against.
+
+All figures are bytes. A worker holds weights, gradients and two moments of AdamW in float32, 16 bytes a number. While
+it computes, it holds more: gathered weights and their gradients, and activations.
+"""
+
+from dataclasses import dataclass
+
+MASTERS = 16
+"""Bytes of a trained number: float32 weight, gradient and two moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a Qwen2 decoder."""
+
+    hidden: int
+    layers: int
+    inner: int
+    heads: int
+    key_heads: int
+    head_size: int = 128
+    vocabulary: int = 152064
+    tied: bool = False
+
+    @property
+    def layer(self) -> int:
+        """Numbers in one layer."""
+        queries = self.heads * self.head_size
+        keys = self.key_heads * self.head_size
+        attention = self.hidden * (2 * queries + 2 * keys) + queries + 2 * keys
+        return attention + 3 * self.hidden * self.inner + 2 * self.hidden
+
+    @property
+    def rest(self) -> int:
+        """Numbers outside the layers: embeddings and the final norm."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in the network."""
+        return self.layers * self.layer + self.rest
+
+    @property
+    def linears(self) -> int:
+        """Sum of inputs and outputs of the linear layers, which is the size of an adapter of rank 1."""
+        queries = self.heads * self.head_size
+        keys = self.key_heads * self.head_size
+        return self.layers * (4 * self.hidden + 2 * queries + 2 * keys + 3 * (self.hidden + self.inner))
+
+
+QWEN = {
+    "0.5 B": Shape(
+        hidden=896, layers=24, inner=4864, heads=14, key_heads=2, head_size=64, vocabulary=151936, tied=True
+    ),
+    "1.5 B": Shape(hidden=1536, layers=28, inner=8960, heads=12, key_heads=2, vocabulary=151936, tied=True),
+    "3 B": Shape(hidden=2048, layers=36, inner=11008, heads=16, key_heads=2, vocabulary=151936, tied=True),
+    "7 B": Shape(hidden=3584, layers=28, inner=18944, heads=28, key_heads=4),
+    "14 B": Shape(hidden=5120, layers=48, inner=13824, heads=40, key_heads=8),
+    "32 B": Shape(hidden=5120, layers=64, inner=27648, heads=40, key_heads=8),
+}
+"""Networks of the table, which are those of Qwen2.5."""
+
+
+def activations(shape: Shape, slots: int, number: int, *, checkpointing: bool) -> int:
+    """Return the memory of a forward's activations, and of the logits and their gradient if all slots have labels.
+
+    `number` is the size of a number in the forward: 2 in bfloat16, 4 in float32.
+    """
+    queries = shape.heads * shape.head_size
+    keys = shape.key_heads * shape.head_size
+    # Two norms keep their input in float32 and their output twice; attention keeps queries, keys, values and its
+    # output; the gated layer keeps four values of its inner size.
+    layer = 2 * 4 * shape.hidden + number * (4 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.inner)
+    layers = shape.layers * number * shape.hidden + layer if checkpointing else shape.layers * layer
+    return slots * (layers + 2 * number * shape.vocabulary)
+
+
+def whole(shape: Shape, slots: int, number: int = 2, *, checkpointing: bool = True) -> int:
+    """Return the peak of a worker that holds all weights. DDP copies gradients to buckets; autocast copies weights to
+    bfloat16."""
+    copies = 4 + (2 if number == 2 else 0)
+    return (MASTERS + copies) * shape.numbers + activations(shape, slots, number, checkpointing=checkpointing)
+
+
+def sharded(shape: Shape, workers: int, slots: int, number: int = 2, *, checkpointing: bool = True) -> int:
+    """Return the peak of a worker that holds shards.
+
+    The backward of the first layer that is computed: two layers are gathered, one has gradients and their float32 copy,
+    which is summed over the workers. The weights outside of layers are gathered and have gradients. These are summed at
+    the end, when the activations are free.
+    """
+    layer = (3 * number + 4) * shape.layer
+    amid = layer + activations(shape, slots, number, checkpointing=checkpointing)
+    end = (4 + 4 / workers) * shape.rest
+    return int(MASTERS * shape.numbers / workers + 2 * number * shape.rest + max(amid, end))
+
+
+def adapting(shape: Shape, workers: int, slots: int, rank: int = 64) -> int:
+    """Return the peak of a worker that trains an adapter over a frozen bfloat16 base, whole for one worker."""
+    base = 2 * shape.numbers
+    if workers > 1:
+        base = base // workers + 2 * (shape.rest + 2 * shape.layer)
+    adapter = (MASTERS + 4) * rank * shape.linears
+    keys_and_values = 2 * 2 * shape.layers * shape.key_heads * shape.head_size * slots
+    return base + adapter + keys_and_values + activations(shape, slots, 2, checkpointing=True)
