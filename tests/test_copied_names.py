@@ -48,10 +48,8 @@ def renamed_examples(new_name: Callable[[str, random.Random], str]) -> Iterator[
         new = {name: new_name(name, rng) for name in known}
         copied = {new[name] for name in KNOWN.findall(example.response) if name in new}
         if copied and len(set(new.values())) == len(new):
-            yield (
-                replace(example, prompt=KNOWN.sub(lambda name, new=new: new[name[0]], example.prompt)),
-                copied,
-            )
+            parts = re.split(f"({KNOWN.pattern})", example.prompt)
+            yield replace(example, prompt="".join(new.get(part, part) for part in parts)), copied
 
 
 @pytest.mark.parametrize("new_name", [real_name, made_up_name])

@@ -25,7 +25,7 @@ from mars_ray.training.metrics import read_metrics
 from mars_ray.training.run_folder import RunFolder
 from mars_ray.training.sharding import shard
 from mars_ray.training.step import train_step
-from tests.samples import packed
+from tests.factories.token_rows import packed
 from tests.training.test_loop import FolderStore
 from tests.training.train_samples import MakeConfig, pack
 from tests.training.worker_samples import on_workers, train

@@ -50,6 +50,7 @@ def _results(readers: dict[Any, int]) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(readers):
         waiting: list[Any] = [reader for reader, rank in readers.items() if rank not in results]
+        reader: Any
         for reader in wait(waiting):
             try:
                 result = reader.recv()
