@@ -30,6 +30,7 @@ from tests.training.test_loop import FolderStore
 from tests.training.train_samples import MakeConfig, pack
 from tests.training.worker_samples import on_workers, train
 
+pytestmark = pytest.mark.slow  # one to two minutes: many worker processes
 ADAPTER = {"kind": "mars", "block": 4, "adapter": {"rank": 4}}
 MARS = {"kind": "mars", "block": 4}
 
