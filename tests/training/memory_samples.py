@@ -1,4 +1,4 @@
-"""Memory of a training worker, by arithmetic: the table of docs/train.md, and what it is checked against.
+"""Memory of a training worker, by arithmetic, for the table of docs/train.md.
 
 All figures are bytes. A worker holds weights, gradients and two moments of AdamW in float32, 16 bytes a number. While
 it computes, it holds more: gathered weights and their gradients, and activations.
@@ -40,13 +40,6 @@ class Shape:
     def numbers(self) -> int:
         """Numbers in the network."""
         return self.layers * self.layer + self.rest
-
-    @property
-    def linears(self) -> int:
-        """Sum of inputs and outputs of the linear layers, which is the size of an adapter of rank 1."""
-        queries = self.heads * self.head_size
-        keys = self.key_heads * self.head_size
-        return self.layers * (4 * self.hidden + 2 * queries + 2 * keys + 3 * (self.hidden + self.inner))
 
 
 QWEN = {
@@ -94,13 +87,3 @@ def sharded(shape: Shape, workers: int, slots: int, number: int = 2, *, checkpoi
     amid = layer + activations(shape, slots, number, checkpointing=checkpointing)
     end = (4 + 4 / workers) * shape.rest
     return int(MASTERS * shape.numbers / workers + 2 * number * shape.rest + max(amid, end))
-
-
-def adapting(shape: Shape, workers: int, slots: int, rank: int = 64) -> int:
-    """Return the peak of a worker that trains an adapter over a frozen bfloat16 base, whole for one worker."""
-    base = 2 * shape.numbers
-    if workers > 1:
-        base = base // workers + 2 * (shape.rest + 2 * shape.layer)
-    adapter = (MASTERS + 4) * rank * shape.linears
-    keys_and_values = 2 * 2 * shape.layers * shape.key_heads * shape.head_size * slots
-    return base + adapter + keys_and_values + activations(shape, slots, 2, checkpointing=True)

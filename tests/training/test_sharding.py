@@ -69,7 +69,7 @@ def weights(config: TrainConfig) -> dict[str, Tensor]:
     return load_file(RunFolder(config.output).model_here() / name)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("objective", [MARS, ADAPTER], ids=["mars", "adapter"])
 def test_sharded_workers_have_the_losses_and_end_with_the_weights_of_ddp(
     run: Any, workers: int, objective: dict[str, Any]
@@ -108,7 +108,7 @@ def test_a_sharded_run_whose_worker_is_killed_ends_with_the_same_weights_bit_for
     assert all(torch.equal(weights(whole)[name], tensor) for name, tensor in weights(cut).items())
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_a_sharded_run_can_go_on_with_another_number_of_workers_and_unsharded(run: Any, workers: int) -> None:
     whole = run("whole", 2, checkpoint_every=2)
     with pytest.raises(RuntimeError, match="died"):
@@ -157,7 +157,7 @@ def memory_after_a_step(start_model: Path, sharded: bool) -> tuple[int, int]:
     return held_bytes(network.parameters()), held_bytes(moments)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [2, 4])
 def test_each_worker_holds_its_share_of_weights_and_optimizer(start_model: Path, tmp_path: Path, workers: int) -> None:
     whole = on_workers(1, memory_after_a_step, tmp_path, start_model, False)[0]
     for held in on_workers(workers, memory_after_a_step, tmp_path, start_model, True):
