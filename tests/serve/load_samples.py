@@ -1,9 +1,12 @@
 """Load on a running endpoint, and what must be true of it afterwards."""
 
 import asyncio
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.load.client import Target
@@ -11,12 +14,25 @@ from mars_ray.load.generator import run_load
 from mars_ray.load.plan import LoadPlan
 from mars_ray.load.prompts import bundled_prompts
 from mars_ray.load.record import RequestOutcome, RequestRecord
-from tests.serve.cluster_samples import Cluster
+from tests.serve.cluster_samples import STEP_SECONDS, Cluster
 
 PROMPT_POOL = read_prompts(bundled_prompts())
 
 ERROR_BUDGET = 0.0
 """Share of requests that may end in anything but an answer or a 429."""
+
+
+def until(what: Callable[[], bool], said: Callable[[], Any] = lambda: "") -> None:
+    """Wait for what must come."""
+    ends_s = time.monotonic() + STEP_SECONDS
+    while not what():
+        assert time.monotonic() < ends_s, said()
+        time.sleep(0.1)
+
+
+def thresholds(running: Cluster) -> list[float]:
+    """In force in each replica."""
+    return list(running.metric("mars:threshold").values())
 
 
 def send(running: Cluster, plan: LoadPlan, clients: int | None = None) -> list[RequestRecord]:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -19,18 +18,10 @@ from mars_ray.load.generator import run_load
 from mars_ray.load.plan import closed_loop
 from mars_ray.load.record import RequestOutcome, RequestRecord
 from tests.serve.cluster_samples import CEILING, CLASSES, ENGINE, SOON, STEP_SECONDS, Cluster, cluster, deploy_file
-from tests.serve.load_samples import PROMPT_POOL
+from tests.serve.load_samples import PROMPT_POOL, thresholds, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 CONTROLLER = "ray::ControllerActor"
-
-
-def until(what: Callable[[], bool], said: Callable[[], Any] = lambda: "") -> None:
-    """Wait for what must come."""
-    ends_s = time.monotonic() + STEP_SECONDS
-    while not what():
-        assert time.monotonic() < ends_s, said()
-        time.sleep(0.1)
 
 
 def target(running: Cluster, ignore_eos: bool = True) -> Target:
@@ -47,11 +38,6 @@ async def under_load(running: Cluster, clients: int, last: Callable[[], bool], *
     finally:
         stop.set()
         await load
-
-
-def thresholds(running: Cluster) -> list[float]:
-    """In force in each replica."""
-    return list(running.metric("mars:threshold").values())
 
 
 def state(running: Cluster) -> dict[str, Any]:

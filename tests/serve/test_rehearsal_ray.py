@@ -13,7 +13,7 @@ from mars_ray.load.generator import run_load
 from mars_ray.load.plan import closed_loop
 from mars_ray.load.record import RequestRecord
 from tests.serve.cluster_samples import SOON, STEP_SECONDS, Cluster, cluster, deploy_file
-from tests.serve.load_samples import PROMPT_POOL
+from tests.serve.load_samples import PROMPT_POOL, thresholds, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 MACHINE = "l4/qwen2.5-7b"  # a step takes 65 ms there, which even a busy machine here can do
@@ -31,16 +31,12 @@ async def _answers(
     ends_s = time.monotonic() + 2 * STEP_SECONDS
     try:
         while not await asyncio.to_thread(enough, records):
-            assert time.monotonic() < ends_s, f"{len(records)} answers, thresholds {_thresholds(running)}"
+            assert time.monotonic() < ends_s, f"{len(records)} answers, thresholds {thresholds(running)}"
             await asyncio.sleep(0.2)
     finally:
         stop.set()
         await load
     return records
-
-
-def _thresholds(running: Cluster) -> list[float]:
-    return list(running.metric("mars:threshold").values())
 
 
 def _tokens_per_forward(records: list[RequestRecord]) -> float:
@@ -59,12 +55,12 @@ def test_load_lowers_the_threshold_and_raises_tokens_per_forward_until_the_load_
     with cluster("--config", str(config)) as started:
         started.until_engines(1)
         alone = asyncio.run(_answers(started, 1, lambda records: len(records) >= 20))
-        assert _thresholds(started) == [1.0]
+        assert thresholds(started) == [1.0]
 
         lowered: list[int] = []
 
         def answered_below(records: list[RequestRecord]) -> bool:
-            if not lowered and _thresholds(started) < [1.0]:
+            if not lowered and thresholds(started) < [1.0]:
                 lowered.append(len(records))
             return bool(lowered) and len(records) >= lowered[0] + 60
 
@@ -73,10 +69,7 @@ def test_load_lowers_the_threshold_and_raises_tokens_per_forward_until_the_load_
         below = [record for record in loaded[lowered[0] + 28 :] if record.tokens_per_forward is not None]
         assert _tokens_per_forward(below) > 1.1 * _tokens_per_forward(alone)
 
-        ends_s = time.monotonic() + STEP_SECONDS
-        while _thresholds(started) != [1.0]:
-            assert time.monotonic() < ends_s, started.get("/control")
-            time.sleep(0.2)
+        until(lambda: thresholds(started) == [1.0], lambda: started.get("/control"))
         [slow_steps] = started.metric("mars:rehearsal_slow_steps").values()
         [steps] = started.metric("mars:engine_steps").values()
         assert slow_steps < 0.2 * steps
