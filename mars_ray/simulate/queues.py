@@ -82,10 +82,19 @@ class Queues:
         turn: Ints = replica * classes + oldest_s.argmin(axis=1)
         return turn
 
+    def arrival_s(self, queue: int) -> float:
+        """Return the arrival of the first request of a queue, which must have waiting requests."""
+        return float(self._requests[self._head.ravel()[queue], queue, ARRIVAL])
+
     def served(self, tokens_NC: Floats) -> None:
         """Add the answer tokens that each class received on each replica to the class's served tokens."""
         if len(self._share) > 1:
             self._served += tokens_NC / self._share
+
+    def served_by(self, replica: int, tokens_C: Floats) -> None:
+        """Add the answer tokens of one replica to the served tokens of its classes."""
+        if len(self._share) > 1:
+            self._served[replica] += tokens_C / self._share
 
     def served_prompts(self, queue: Ints, tokens: Floats) -> None:
         """Add the prompt tokens read for each of these queues to the served tokens of its class."""

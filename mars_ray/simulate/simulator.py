@@ -17,17 +17,20 @@ from mars_ray.control.policies.policy import Policy
 from mars_ray.errors import ConfigError
 from mars_ray.load.slo import RequestSlo
 from mars_ray.simulate.arrivals import Arrivals
-from mars_ray.simulate.fleet import Fleet
+from mars_ray.simulate.fluid_fleet import FluidFleet
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics
 from mars_ray.simulate.queues import Floats, Ints
 from mars_ray.simulate.recorder import SimulationRecorder
 from mars_ray.simulate.reports import Reports
 from mars_ray.simulate.scaling import Replicas, Scaling
+from mars_ray.simulate.stepped_fleet import SteppedFleet
 
 REPORTING = 16
 """Maximum number of replicas that report. In a larger cluster, the others follow the thresholds of the cluster, because
 it takes longer than a second to make and read a thousand reports."""
+STEPPED = 16
+"""Largest number of replicas that are simulated step by step. More replicas would take too long."""
 SLACK = 4
 """How many more requests than the least loaded replica a preferred replica may have before requests go elsewhere, as in
 `prefix_routing`."""
@@ -112,7 +115,11 @@ class _Cluster:
         self._plan = plan
         most = options.scaling.max_replicas if options.scaling else options.replicas
         self._reporting = min(most, REPORTING)
-        self._fleet = Fleet(machine, plan.classes, most, plan.ceiling, self._reporting)
+        self._fleet = (
+            SteppedFleet(machine, plan.classes, most, plan.ceiling, self._reporting, options.seed)
+            if most <= STEPPED
+            else FluidFleet(machine, plan.classes, most, plan.ceiling, self._reporting)
+        )
         self._reports = Reports(self._fleet, machine, plan.classes, self._reporting)
         self._replicas = Replicas(options.replicas, options.scaling)
         self._recorder = SimulationRecorder(machine, options.slo, options.front_s)

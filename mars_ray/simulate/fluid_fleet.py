@@ -1,0 +1,202 @@
+"""The engines of a large simulated cluster, all moved together in ticks: slots, prefill, decoding.
+
+Steps are not simulated one by one, as in `stepped_fleet`. In a tick, a replica makes the steps that its step time
+allows, and each sequence gains the expected tokens of these steps. Every sequence has its own clock, so a sequence that
+arrives, ends or has its prompt read within a tick loses no time. `Prefill` reads prompts.
+
+A few arrays hold the running sequences of all replicas, so the number of numpy calls per tick does not grow with the
+number of sequences.
+
+Letters: `N` replicas, `R` slots, `C` classes, `B` blocks, `S` running sequences, `M` some replicas, `K` masks,
+`L` lines of a step time.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mars_ray.engine.service_class import ServiceClass
+from mars_ray.simulate.fleet import Fleet
+from mars_ray.simulate.machine import Machine
+from mars_ray.simulate.prefill import Prefill
+from mars_ray.simulate.queues import Floats, Ints
+
+
+class _Running(NamedTuple):
+    """Some of the running sequences."""
+
+    indices: Ints
+    """Indices of the queue (replica * classes + class) and of the slot (replica * slots + slot), as an array [2, S]."""
+    figures: Floats
+    """The columns `CLOCK`, `LEFT`, `LENGTH`, `ARRIVAL`, `FIRST` and `TOKENS`, as an array [6, S]."""
+
+    def take(self, numbers: Ints) -> "_Running":
+        """Return the sequences at these positions."""
+        return _Running(self.indices.take(numbers, axis=1), self.figures.take(numbers, axis=1))
+
+
+CLOCK, LEFT, LENGTH, ARRIVAL, FIRST, TOKENS = range(6)
+"""Columns of a sequence: time up to which it has been stepped; tokens left to generate; final length; times of arrival
+and first token; tokens of its answer."""
+
+
+class FluidFleet(Fleet):
+    """Engines that gain the expected tokens of their steps."""
+
+    def __init__(
+        self, machine: Machine, classes: Sequence[ServiceClass], replicas: int, threshold: float, watched: int = 0
+    ) -> None:
+        super().__init__(machine, classes, replicas, threshold, watched)
+        self._lines = machine.lines
+        self._held_N: Ints = np.zeros(replicas, np.int64)
+        self._running = _Running(np.zeros((2, 0), np.int64), np.zeros((6, 0)))
+        self._free_s_NR = np.zeros((replicas, machine.max_num_seqs))
+        """Time from which each slot is free; infinite while the slot is in use."""
+        self._prefill = Prefill(machine, replicas)
+        self._reading_s_LN = np.array([np.full(replicas, line.fixed_s) for line in self._lines])
+        self._seconds_N: Floats = self._reading_s_LN.max(axis=0)
+        self._rate_NC = np.ones(self.held_NC.shape)
+
+    @property
+    def kv_tokens_N(self) -> Floats:
+        """Number of tokens that the running sequences of each replica attend to."""
+        figures = self._running.figures
+        tokens: Floats = self._by_group(figures[LENGTH] - figures[LEFT]).sum(axis=1)
+        return tokens
+
+    def advance(self, begin_s: float, end_s: float) -> Floats:
+        """Run a tick. Return arrival, first token and end in seconds, and tokens, of the ended sequences: [4, S]."""
+        before_NC = self.tokens_NC.copy()
+        self._pace(begin_s, end_s)
+        stay, ended = self._decode(end_s)
+        running = [stay]
+        parts = [ended]
+        while len(open_M := self._open(end_s)):
+            stay, ended = self._admit(open_M, end_s)
+            running.append(stay)
+            parts.append(ended)
+        self._running = _Running(*(np.concatenate(parts_of, axis=1) for parts_of in zip(*running, strict=True)))
+        self.queues.served(self.tokens_NC - before_NC)
+        return np.concatenate(parts, axis=1)
+    def _by_group(self, weights_S: Floats) -> Floats:
+        """Return the sum of the weights of the running sequences, for each class on each replica."""
+        sums: Floats = self._by_class(self._running.indices[0], weights_S).astype(float, copy=False)
+        return sums
+
+    def _pace(self, begin_s: float, end_s: float) -> None:
+        """Compute each replica's step time in this tick, and the tokens per second of a sequence of each class."""
+        tick_s = end_s - begin_s
+        curves = self._curves
+        self._worked = np.maximum(end_s - self._running.figures[CLOCK], 0.0)
+        seqs_NC = self._by_group(self._worked) / tick_s
+        decoding_N = seqs_NC.sum(axis=1)
+        # A sequence that decodes for only part of the tick counts as a whole sequence.
+        idle_N = decoding_N == 0
+        seqs_NC += (idle_N / seqs_NC.shape[1])[:, None]
+        seqs_NC *= np.maximum(1.0, 1 / (decoding_N + idle_N))[:, None]
+        seqs_N = np.maximum(decoding_N, 1.0)
+        kv_tokens_N = self.kv_tokens_N
+        seqs_NC = seqs_NC.astype(np.float32)
+        tokens_NB = np.einsum("nc,ncb->nb", seqs_NC, curves.tokens_NCB)
+        other_s_LN = np.array([line.fixed_s + line.kv_token_s * kv_tokens_N for line in self._lines])
+        seconds_LNB = np.array(
+            [
+                np.einsum("nc,ncb->nb", seqs_NC, feeding_s_NCB) + other_s_N.astype(np.float32)[:, None]
+                for feeding_s_NCB, other_s_N in zip(curves.feeding_s_LNCB, other_s_LN, strict=True)
+            ]
+        )
+        for seconds_NB, line in zip(seconds_LNB, self._lines, strict=True):
+            seconds_NB[:, 1:] += line.masks_s
+        tokens_NB /= seconds_LNB.max(axis=0)
+        best_N = tokens_NB.argmax(axis=1)
+        self.block_N = best_N + 1
+        at_N = np.arange(len(best_N))
+        seconds_LN = seconds_LNB[:, at_N, best_N]
+        seconds_N = seconds_LN.max(axis=0)
+        self._reading_s_LN = other_s_LN + (seconds_LN - other_s_LN) * np.minimum(decoding_N / seqs_N, 1.0)
+        part_N = self._prefill.share_of_tick(begin_s, end_s)
+        plain_N = (1 - part_N) / seconds_N
+        read_N = part_N / (seconds_N + self._prefill.extra_N)
+        self._rate_NC = curves.tokens_NCB[at_N, :, best_N] * (plain_N + read_N)[:, None]
+        self._seconds_N = 1 / (plain_N + read_N)
+
+    def _decode(self, end_s: float) -> tuple[_Running, Floats]:
+        """Add the tokens of this tick to all sequences; return the sequences still running and those that ended."""
+        running = self._running
+        rate = self._rate_NC.ravel()[running.indices[0]]
+        clock = running.figures[CLOCK]
+        left = running.figures[LEFT]
+        gained = self._worked * rate
+        self.tokens_NC += self._by_group(np.minimum(left, gained))
+        over = (gained >= left) & (self._worked > 0)
+        ending = np.flatnonzero(over)
+        ends_s = clock[ending] + left[ending] / rate[ending]
+        left -= gained
+        np.maximum(left, 0.0, out=left)
+        np.maximum(clock, end_s, out=clock)
+        ended = self._end(running.take(ending), ends_s)
+        return running.take(np.flatnonzero(~over)), ended
+
+    def _end(self, ending: _Running, ends_s: Floats) -> Floats:
+        """Free the slots of sequences that end; return their columns in the form that `advance` returns."""
+        group, slot = ending.indices
+        ended_NC = self._by_class(group)
+        self.held_NC -= ended_NC
+        self.ended_NC += ended_NC
+        ended_N = ended_NC.sum(axis=1)
+        self._held_N -= ended_N
+        self.in_flight_N -= ended_N
+        self.ended_tokens_NC += self._by_class(group, ending.figures[TOKENS])
+        self._free_s_NR.ravel()[slot] = ends_s
+        replica = group // self.held_NC.shape[1]
+        tokens = ending.figures[TOKENS]
+        watched = (replica < self._watched) & (tokens > 1)
+        if watched.any():
+            self.paces.append((replica[watched], (ends_s - ending.figures[FIRST])[watched] / (tokens[watched] - 1)))
+        return np.array([ending.figures[ARRIVAL], ending.figures[FIRST], ends_s, ending.figures[TOKENS]])
+
+    def _open(self, end_s: float) -> Ints:
+        """Return the replicas with a waiting request, a free slot, and time to read a prompt."""
+        free_N = self._held_N < self._machine.max_num_seqs
+        return np.flatnonzero((self.in_flight_N > self._held_N) & free_N & (self._prefill.until_N < end_s))
+
+    def _admit(self, open_M: Ints, end_s: float) -> tuple[_Running, Floats]:
+        """Give a free slot to the next request of each of these replicas; return running and ended sequences."""
+        group = self.queues.next(open_M)
+        arrival, prompt, total = self.queues.pop(group).T
+        slot = open_M * self._machine.max_num_seqs + self._free_s_NR[open_M].argmin(axis=1)
+        masks = self.block_N[open_M] - 1
+        read_s = self._prefill.read(
+            open_M,
+            arrival,
+            prompt,
+            masks * (self.thresholds_NC.ravel()[group] < 1),
+            self._free_s_NR.ravel()[slot],
+            self._held_N[open_M] > 0,
+            self._seconds_N[open_M],
+            self._reading_s_LN[:, open_M],
+            end_s,
+        )
+        first = np.minimum(total, self._curves.tokens_NCB.reshape(-1, self._machine.masks + 1)[group, masks])
+        rate = self._rate_NC.ravel()[group]
+        left = total - first
+        worked = np.maximum(end_s - read_s, 0.0)
+        gained = np.minimum(left, worked * rate)
+        self.tokens_NC.ravel()[group] += first + gained
+        self.held_NC.ravel()[group] += 1
+        self._held_N[open_M] += 1
+        self._free_s_NR.ravel()[slot] = np.inf
+        self.queues.served_prompts(group, prompt)
+        watched = open_M < self._watched
+        if watched.any():
+            self.firsts.append((open_M[watched], (read_s - arrival)[watched]))
+        figures = np.array([np.maximum(read_s, end_s), left - gained, prompt + total, arrival, read_s, total])
+        admitted = _Running(np.array([group, slot]), figures)
+        over = (gained >= left) & (worked > 0)
+        ending = np.flatnonzero(over)
+        if not len(ending):
+            return admitted, np.zeros((4, 0))
+        ended = self._end(admitted.take(ending), read_s[ending] + left[ending] / rate[ending])
+        return admitted.take(np.flatnonzero(~over)), ended
