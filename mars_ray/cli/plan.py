@@ -14,6 +14,7 @@ Card = Annotated[Path | None, typer.Option(help="Model folder whose calibration 
 Control = Annotated[Path | None, typer.Option(help="YAML file with settings and classes, for the policy 'capacity'.")]
 Price = Annotated[float | None, typer.Option(help="Dollars an hour of one replica. Default: from the table of GPUs.")]
 Duration = Annotated[float, typer.Option(help="Seconds of the busiest part of the trace, which is planned for.")]
+Plot = Annotated[Path | None, typer.Option(help="Write a plot to this file: .png, .svg or .pdf.")]
 ReportFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file as JSON.")]
 
 
@@ -29,6 +30,7 @@ def plan(
     prompt_scale: Annotated[float, typer.Option(help="Factor for the prompt lengths in the trace.")] = 1.0,
     output_scale: OutputScale = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of routing and classes.")] = 0,
+    plot: Plot = None,
     json_file: ReportFile = None,
 ) -> None:
     """Find out by simulation how many replicas a trace needs, and their price and quality, for each way of decoding."""
@@ -46,5 +48,6 @@ def plan(
         prompt_scale=prompt_scale,
         output_scale=output_scale,
         seed=seed,
+        plot=plot,
     )
     write_json(json_file, run_plan(options))

@@ -75,6 +75,7 @@ class Fleet(ABC):
         if not fits.all():
             np.subtract.at(self.in_flight_N, replica[~fits], 1)
         return fits
+
     @abstractmethod
     def advance(self, begin_s: float, end_s: float) -> Floats:
         """Run a tick. Return arrival, first token and end in seconds, and tokens, of the ended sequences: [4, S]."""

@@ -12,10 +12,9 @@ Letters: `N` replicas, `R` slots, `C` classes, `B` blocks, `S` running sequences
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.simulate.fleet import Fleet
@@ -80,6 +79,7 @@ class FluidFleet(Fleet):
         self._running = _Running(*(np.concatenate(parts_of, axis=1) for parts_of in zip(*running, strict=True)))
         self.queues.served(self.tokens_NC - before_NC)
         return np.concatenate(parts, axis=1)
+
     def _by_group(self, weights_S: Floats) -> Floats:
         """Return the sum of the weights of the running sequences, for each class on each replica."""
         sums: Floats = self._by_class(self._running.indices[0], weights_S).astype(float, copy=False)

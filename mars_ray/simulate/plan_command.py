@@ -18,6 +18,8 @@ from mars_ray.simulate.command import SimulateOptions
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.modelled_machine import open_machine
 from mars_ray.simulate.plan import ATTAINED, PlannedLoad, PlanRow, busiest_part, decoding_choices, plan_row
+from mars_ray.simulate.plan_plot import plot_plan
+from mars_ray.simulate.plot import check_plot
 from mars_ray.usable_cpus import usable_cpus
 
 MAX_PRICE = 1e6
@@ -42,10 +44,14 @@ class PlanOptions:
     prompt_scale: float = 1.0
     output_scale: float = 1.0
     seed: int = 0
+    plot: Path | None = None
+    """File for a picture of the plan."""
 
     def __post_init__(self) -> None:
         if self.price is not None and not 0 < self.price <= MAX_PRICE:
             raise ConfigError(f"price is {self.price}; it must be above 0 and at most {MAX_PRICE:g} dollars an hour.")
+        if self.plot is not None:
+            check_plot(self.plot)
         if not 1 <= self.duration <= 86_400:
             raise ConfigError(f"duration is {self.duration}; it must be in 1..86400 seconds.")
 
@@ -86,6 +92,9 @@ def run_plan(options: PlanOptions) -> dict[str, Any]:
             progress.update(len(rows), {})
     took_s = time.perf_counter() - started_s
     _show(options, machine, load, rows)
+    if options.plot is not None:
+        slo_text = f"{ATTAINED:.0%} of the requests within {', '.join(options.slo)} ms"
+        plot_plan(options.plot, f"{_origin(options, machine)}; {slo_text}", rows)
     return {
         "options": {name: value for name, value in asdict(options).items() if not isinstance(value, Path)},
         "machine": machine.measured_on,
@@ -107,15 +116,18 @@ def _price(options: PlanOptions, machine: Machine) -> float:
     return float(price)
 
 
+def _origin(options: PlanOptions, machine: Machine) -> str:
+    modelled = machine.measured_on.get("modelled_step_time")
+    return f"{options.machine}: " + (f"modelled step time of {modelled}" if modelled else "measured step time")
+
+
 def _show(options: PlanOptions, machine: Machine, load: PlannedLoad, rows: list[PlanRow]) -> None:
     console = Console()
-    modelled = machine.measured_on.get("modelled_step_time")
-    origin = f"modelled step time of {modelled}" if modelled else "measured step time"
     requests_per_s = len(load.arrivals) / load.seconds
     tokens_per_s = load.output_tokens / load.seconds
     rates = f"{requests_per_s:.2f} requests/s, {tokens_per_s:,.0f} answer tokens/s"
     lines = (
-        f"{options.machine}: {origin}, ${load.dollars_per_hour:g} an hour",
+        f"{_origin(options, machine)}, ${load.dollars_per_hour:g} an hour",
         f"tokens per forward and accuracy: {machine.measured_on.get('curve', 'measured')}",
         f"the busiest {load.seconds:g} s of {Path(options.trace).name}: {rates}",
         f"{ATTAINED:.0%} of the requests within {', '.join(options.slo)} in ms, as TTFT and TPOT below",

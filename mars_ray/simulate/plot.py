@@ -61,6 +61,11 @@ def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float
     for axis in axes:
         axis.grid(alpha=0.3)
     axes[0].set_title(title)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a file. Raises `OutputError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)

@@ -1,7 +1,7 @@
 """Simulate a cluster: requests pass a router, queues and engines; the real `Controller` sets thresholds and replicas.
 
-The same seed gives the same result. Data flows through the modules in this order: `arrivals` → `queues` → `fleet` (with
-`prefill`) → `reports` → the controller → `scaling`. `recorder` records the figures.
+The same seed gives the same result. Data flows through the modules in this order: `arrivals` → `queues` → `fleet` →
+`reports` → the controller → `scaling`. `recorder` records the figures.
 """
 
 from collections.abc import Callable

@@ -176,9 +176,7 @@ class SteppedFleet(Fleet):
         seconds_LB = np.array(
             [
                 line.fixed_s + line.kv_token_s * kv_tokens + seqs_C @ feeding_s_CB
-                for line, feeding_s_CB in zip(
-                    self._machine.lines, self._curves.feeding_s_LNCB[:, replica], strict=True
-                )
+                for line, feeding_s_CB in zip(self._machine.lines, self._curves.feeding_s_LNCB[:, replica], strict=True)
             ]
         )
         seconds_LB[:, 1:] += np.array([[line.masks_s] for line in self._machine.lines])

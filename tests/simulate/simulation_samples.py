@@ -1,12 +1,16 @@
 """Machines and loads for simulated clusters."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.stats.lookahead import Lookahead, look_ahead
+from mars_ray.simulate import simulator
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
@@ -59,3 +63,11 @@ def run(arrivals: list[Arrival], plan: ControlPlan = FIXED, on: Machine | None =
     mix = [1.0] * len(plan.classes)
     asked = SimulationOptions(**({"replicas": 1} | options))  # type: ignore[arg-type]
     return simulate(Arrivals(arrivals, mix=mix), on or machine(), plan, asked)
+
+
+@contextmanager
+def in_ticks() -> Iterator[None]:
+    """Simulate clusters of all sizes in ticks, as those that are too large to be simulated step by step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator, "STEPPED", 0)
+        yield

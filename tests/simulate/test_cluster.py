@@ -1,6 +1,8 @@
 """A simulated cluster keeps every request, obeys the arithmetic of its machine, and is controlled as a real one."""
 
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from mars_ray.simulate.arrivals import SPREAD_S, Arrival, Arrivals
 from mars_ray.simulate.modelled_machine import open_machine
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import REPORTING, SimulationOptions, simulate
-from tests.simulate.simulation_samples import FIXED, SURVIVAL, machine, poisson, run
+from tests.simulate.simulation_samples import FIXED, SURVIVAL, in_ticks, machine, poisson, run
 
 CLASSES = ControlPlan.model_validate({"classes": [{"name": "gold", "priority": 1}, {"name": "batch"}]})
 CAPACITY = ControlPlan.model_validate({"settings": {"policy": "capacity", "recover_s": 5}})
@@ -34,14 +36,22 @@ arrivals = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers
     queue=st.integers(1, 40),
     ticks=st.sampled_from([1, 7, 50]),
     plan=st.sampled_from([FIXED, CLASSES, CAPACITY]),
+    fleet=st.sampled_from([nullcontext, in_ticks]),
 )
 @settings(max_examples=40)
 def test_every_request_ends_or_is_refused_and_every_token_of_it_is_written(
-    arrivals: list[Arrival], replicas: int, rows: int, queue: int, ticks: int, plan: ControlPlan
+    arrivals: list[Arrival],
+    replicas: int,
+    rows: int,
+    queue: int,
+    ticks: int,
+    plan: ControlPlan,
+    fleet: type[AbstractContextManager[Any]],
 ) -> None:
-    found = run(
-        arrivals, plan, machine(max_num_seqs=rows, max_waiting_seqs=queue), replicas=replicas, ticks_per_s=ticks
-    ).metrics
+    with fleet():
+        found = run(
+            arrivals, plan, machine(max_num_seqs=rows, max_waiting_seqs=queue), replicas=replicas, ticks_per_s=ticks
+        ).metrics
     assert found.requests == len(arrivals)
     assert found.ended + found.refused == len(arrivals)
     assert found.in_flight == found.too_long == 0
@@ -60,8 +70,12 @@ def test_a_request_beyond_the_positions_is_refused_as_too_long() -> None:
 
 
 @pytest.mark.parametrize(("ticks", "within"), [(20, 0.03), (200, 0.003), (2000, 0.0003)])
-def test_one_request_alone_takes_what_its_steps_take(ticks: int, within: float) -> None:
-    found = run([Arrival(0.5, 1200, 100)], AUTOREGRESSIVE, ticks_per_s=ticks).metrics
+@pytest.mark.parametrize("fleet", [nullcontext, in_ticks])
+def test_one_request_alone_takes_what_its_steps_take(
+    ticks: int, within: float, fleet: type[AbstractContextManager[Any]]
+) -> None:
+    with fleet():
+        found = run([Arrival(0.5, 1200, 100)], AUTOREGRESSIVE, ticks_per_s=ticks).metrics
     reading_s = ceil(1200 / 512) * (0.01 + 0.002) + 1200 * 0.00005
     decoding_s = 99 * (0.01 + 0.001 + 0.0002)
     assert found.ttft_ms is not None and found.e2e_ms is not None
@@ -70,11 +84,22 @@ def test_one_request_alone_takes_what_its_steps_take(ticks: int, within: float) 
 
 
 def test_tokens_ahead_make_as_many_steps_fewer() -> None:
-    found = run([Arrival(0.0, 10, 1000)], ticks_per_s=1000).metrics
+    found = run([Arrival(0.0, 10, 30_000)], on=machine(max_model_len=40_000)).metrics
     per_step = 1 + sum(SURVIVAL[0.95])
     step_s = 0.01 + 0.001 + 0.0002 * (per_step + 3)
     assert found.tpot_ms is not None
-    assert found.tpot_ms.mean == pytest.approx(1000 * step_s / per_step, rel=0.01)
+    assert found.tpot_ms.mean == pytest.approx(1000 * step_s / per_step, rel=0.02)
+
+
+def test_a_fleet_in_ticks_has_the_rates_and_times_of_one_step_by_step() -> None:
+    arrivals = poisson(9, 120)
+    stepped = run(arrivals, replicas=3).metrics
+    with in_ticks():
+        in_all = run(arrivals, replicas=3).metrics
+    assert in_all.tokens_per_s == pytest.approx(stepped.tokens_per_s, rel=0.02)
+    for fluid, exact in ((in_all.e2e_ms, stepped.e2e_ms), (in_all.ttft_ms, stepped.ttft_ms)):
+        assert fluid is not None and exact is not None
+        assert fluid.mean == pytest.approx(exact.mean, rel=0.08)
 
 
 def test_the_front_adds_its_time_on_both_sides() -> None:

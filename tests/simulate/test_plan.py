@@ -74,12 +74,16 @@ def test_the_busiest_part_has_the_most_tokens_and_starts_at_0() -> None:
     assert all(arrival.output_tokens == 300 for arrival in part)
 
 
-def test_a_plan_says_that_its_step_time_is_modelled(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = PlanOptions(machine="l4/qwen2.5-0.5b", trace=trace, slo=("ttft:1000,tpot:30",), duration=10)
+def test_a_plan_has_a_table_and_a_plot_and_says_that_its_step_time_is_modelled(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "plan.svg"
+    options = PlanOptions(machine="l4/qwen2.5-0.5b", trace=trace, slo=("ttft:1000,tpot:30",), duration=10, plot=plot)
     report = json.loads(json.dumps(run_plan(options)))
     assert [row["replicas"] for row in report["rows"]] == [1] * 9
     assert report["machine"]["modelled_step_time"] == "l4/qwen2.5-0.5b/vllm"
     assert "modelled step time of l4/qwen2.5-0.5b/vllm" in capsys.readouterr().out
+    assert plot.read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,7 @@ def test_a_plan_says_that_its_step_time_is_modelled(trace: str, capsys: pytest.C
         ({"slo": ()}, "slo is missing"),
         ({"price": 0.0}, "price is 0.0"),
         ({"duration": 0.0}, "duration is 0.0"),
+        ({"plot": Path("plan.txt")}, "plot is plan.txt"),
         ({"trace": "nowhere.csv.gz"}, "There is no file nowhere.csv.gz"),
         ({"card": Path("nowhere")}, "card is nowhere"),
     ],

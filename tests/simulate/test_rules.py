@@ -15,8 +15,10 @@ from mars_ray.errors import QueueFullError
 from mars_ray.serve.replicas import prefix_routing as routing
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.fleet import Fleet
+from mars_ray.simulate.fluid_fleet import FluidFleet
 from mars_ray.simulate.queues import FIELDS, Queues
 from mars_ray.simulate.simulator import SLACK, route
+from mars_ray.simulate.stepped_fleet import SteppedFleet
 from tests.simulate.simulation_samples import machine, run
 
 GOLD, SILVER, BATCH = (
@@ -103,17 +105,21 @@ def test_requests_start_in_the_order_they_came() -> None:
     assert len(ends) == 3 and min(ends) > alone
 
 
-def fleet_with(classes: tuple[ServiceClass, ...], rows: int, came: list[tuple[float, int]]) -> Fleet:
+FLEETS = pytest.mark.parametrize("kind", [SteppedFleet, FluidFleet])
+
+
+def fleet_with(kind: type[Fleet], classes: tuple[ServiceClass, ...], rows: int, came: list[tuple[float, int]]) -> Fleet:
     """One engine in whose queues these requests wait: arrival and class of each."""
-    fleet = Fleet(machine(max_num_seqs=rows, max_waiting_seqs=1000), classes, 1, 0.95)
+    fleet = kind(machine(max_num_seqs=rows, max_waiting_seqs=1000), classes, 1, 0.95, 0)
     fleet.in_flight_N[:] = count = len(came)
     arrival, of_class = (np.array(column) for column in zip(*came, strict=True))
     fleet.add(np.zeros(count, np.int64), of_class, arrival * 1.0, np.full(count, 10.0), np.full(count, 60.0))
     return fleet
 
 
-def test_tokens_are_divided_by_share_while_all_want_more() -> None:
-    fleet = fleet_with((SILVER, ServiceClass(name="batch")), 4, [(0.0, number % 2) for number in range(400)])
+@FLEETS
+def test_tokens_are_divided_by_share_while_all_want_more(kind: type[Fleet]) -> None:
+    fleet = fleet_with(kind, (SILVER, ServiceClass(name="batch")), 4, [(0.0, number % 2) for number in range(400)])
     for tick in range(6000):
         fleet.advance(tick / 200, (tick + 1) / 200)
     assert fleet.queues.waiting.min() > 0, "both want more"
@@ -121,8 +127,9 @@ def test_tokens_are_divided_by_share_while_all_want_more() -> None:
     assert silver / batch == pytest.approx(3, rel=0.15)
 
 
-def test_a_higher_priority_gets_the_next_row() -> None:
-    fleet = fleet_with((GOLD, BATCH), 1, [(0.0, 1), (0.1, 1), (0.2, 0)])
+@FLEETS
+def test_a_higher_priority_gets_the_next_row(kind: type[Fleet]) -> None:
+    fleet = fleet_with(kind, (GOLD, BATCH), 1, [(0.0, 1), (0.1, 1), (0.2, 0)])
     ended = list[list[int]]()
     for tick in range(1000):
         if fleet.advance(tick / 100, (tick + 1) / 100).size:
