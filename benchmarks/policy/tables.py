@@ -5,11 +5,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-LOADS = (0.6, 0.8, 1.0, 1.15, 1.3)
+LOADS = (0.6, 0.8, 1.0, 1.2, 1.3)
 """Loads, as multiples of the largest at which threshold 1 meets the SLO for 99 of 100 requests."""
 OURS = "capacity (ours)"
 ORACLE = "oracle"
-ORACLE_LOAD = 1.15
+ORACLE_LOAD = 1.2
 """Load at which the oracle runs; only one, because it takes many simulations."""
 
 

@@ -4,12 +4,14 @@ A step admits requests, reads prompts within the budget of the engine, and lasts
 each decoding sequence gains a random number of tokens, with the mean that the profile gives for the block and the
 threshold. A prompt that has been read gains its first tokens.
 
-Letters: `R` slots, `S` running sequences, `C` classes, `B` blocks, `K` masks, `L` lines of a step time.
+Letters: `R` slots, `S` running sequences, `C` classes, `B` blocks, `K` masks, `L` lines of a step time,
+`U` random numbers.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 
@@ -18,10 +20,14 @@ from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.stats.block_choice import CHOOSE_EVERY
 from mars_ray.simulate.fleet import Fleet
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.queues import ARRIVAL, PROMPT, TOTAL, Floats, Ints
+from mars_ray.simulate.queues import PROMPT, Floats, Ints
 
 DRAWN = 65536
 """Random numbers that are drawn at once."""
+LEVELS = 1024
+"""Number of different random numbers."""
+NONE: Floats = np.zeros((4, 0))
+"""The ended sequences of a step in which none ends."""
 
 
 @dataclass(slots=True)
@@ -33,6 +39,20 @@ class _Prompt:
     """Tokens that have not been read."""
     request: Floats
     """The columns of `Queues`."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The prompt tokens of one step."""
+
+    read: list[_Prompt]
+    """Prompts that end in this step."""
+    tokens: float = 0.0
+    """Tokens of long prompts."""
+    short: float = 0.0
+    """Tokens of short prompts, which an engine decodes together with the other sequences."""
+    shorts: int = 0
+    """Number of short prompts."""
 
 
 class _Engine:
@@ -48,6 +68,10 @@ class _Engine:
         prompts read in the current step."""
         self.decoding = 0
         """Number of them that decode in the current step."""
+        self.running_C = [0] * classes
+        """Running sequences by class."""
+        self.kv_tokens = 0.0
+        """Tokens that the running sequences attend to."""
         self.class_R: Ints = np.zeros(slots, np.int64)
         self.left_R = np.zeros(slots)
         """Tokens to generate."""
@@ -58,11 +82,13 @@ class _Engine:
         """Time of the first token."""
         self.total_R = np.zeros(slots)
         """Tokens of the answer."""
-        self.gain_CK = np.zeros((classes, machine.masks))
-        """Tokens that each mask of the chosen block adds to a step on average."""
+        self.block = 1
+        self.gained_CU = np.ones((classes, LEVELS))
+        """Tokens of a step for each of the random numbers U."""
         self.surplus_C = np.zeros(classes)
         """Tokens that the last step of a sequence would gain beyond its answer."""
-        self.block = 1
+        self.feeding_s_LC: list[list[float]] = []
+        """Seconds that a sequence adds to a step."""
         self.steps = 0
         self.chosen_for: tuple[int, int] | None = None
         """Number of sequences, by powers of two, and number of threshold changes, when the block was chosen."""
@@ -86,18 +112,19 @@ class SteppedFleet(Fleet):
         seed: int = 0,
     ) -> None:
         super().__init__(machine, classes, replicas, threshold, watched)
+        self._lines = machine.lines
         self._engines = [_Engine(machine, len(classes)) for _ in range(replicas)]
         self._random = np.random.default_rng([seed, 3])
-        self._drawn = np.zeros(0)
+        self._drawn: Ints = np.zeros(0, np.int64)
 
     @property
     def kv_tokens_N(self) -> Floats:
         """Number of tokens that the running sequences of each replica attend to."""
-        return np.array([_kv_tokens(engine) for engine in self._engines])
+        return np.array([engine.kv_tokens for engine in self._engines])
 
     def advance(self, begin_s: float, end_s: float) -> Floats:
         """Run a tick. Return arrival, first token and end in seconds, and tokens, of the ended sequences: [4, S]."""
-        ended = [np.zeros((4, 0))]
+        ended = [NONE]
         for replica in np.flatnonzero(self.in_flight_N).tolist():
             engine = self._engines[replica]
             if engine.ends_s == math.inf:
@@ -115,35 +142,17 @@ class SteppedFleet(Fleet):
             if now_s == math.inf:
                 engine.ends_s = math.inf
                 return
-        budget = float(self._machine.max_prefill_tokens)
-        tokens = short = 0.0
-        shorts = 0
-        read = list[_Prompt]()
-        waiting = list(engine.reading)
-        engine.reading.clear()
-        while budget > 0 and (prompt := waiting.pop(0) if waiting else self._admit(replica, now_s)):
-            part = min(prompt.left, budget)
-            prompt.left -= part
-            budget -= part
-            (engine.reading if prompt.left else read).append(prompt)
-            if prompt.request[PROMPT] > DECODE_TOKENS:
-                tokens += part
-            else:
-                short += part
-                shorts += 1
-        engine.reading += waiting
+        reading = self._read(replica, engine, now_s)
         self._choose_block(replica, engine)
-        masks = engine.block - 1
-        tokens += masks * (len(read) - shorts)
-        short += masks * shorts
-        engine.ends_s = now_s + self._seconds(replica, engine, tokens, short, shorts)
-        for prompt in read:
-            arrival_s, length, total = prompt.request[ARRIVAL], prompt.request[PROMPT], prompt.request[TOTAL]
+        engine.ends_s = now_s + self._seconds(engine, reading)
+        for prompt in reading.read:
+            arrival_s, length, total = prompt.request.tolist()
             for column, value in zip(
                 engine.columns, (prompt.of_class, total, length + total, arrival_s, 0.0, total), strict=True
             ):
                 column[engine.count] = value
             engine.count += 1
+            engine.running_C[prompt.of_class] += 1
 
     def _next_arrival_s(self, replica: int) -> float:
         """Return the arrival of the request whose turn it is; infinite if none waits."""
@@ -151,59 +160,83 @@ class SteppedFleet(Fleet):
             return math.inf
         return self.queues.arrival_s(int(self.queues.next(np.array([replica]))[0]))
 
+    def _read(self, replica: int, engine: _Engine, now_s: float) -> _Reading:
+        """Read prompts within the budget of a step, and admit requests."""
+        budget = float(self._machine.max_prefill_tokens)
+        reading = _Reading([])
+        waiting = engine.reading
+        engine.reading = []
+        while budget > 0 and (prompt := waiting.pop(0) if waiting else self._admit(replica, now_s)):
+            part = min(prompt.left, budget)
+            prompt.left -= part
+            budget -= part
+            engine.kv_tokens += part
+            (engine.reading if prompt.left else reading.read).append(prompt)
+            if prompt.request[PROMPT] > DECODE_TOKENS:
+                reading.tokens += part
+            else:
+                reading.short += part
+                reading.shorts += 1
+        engine.reading += waiting
+        return reading
+
     def _admit(self, replica: int, now_s: float) -> _Prompt | None:
         """Give a slot to the next request, if there is one and a slot is free."""
-        if self.held_NC[replica].sum() >= self._machine.max_num_seqs or not self.queues.waiting[replica].any():
+        held_C = self.held_NC[replica]
+        if not self.queues.waiting[replica].any() or held_C.sum() >= self._machine.max_num_seqs:
             return None
         queue = self.queues.next(np.array([replica]))
         if self.queues.arrival_s(int(queue[0])) > now_s:
             return None
         [request] = self.queues.pop(queue)
-        of_class = int(queue[0]) % self.held_NC.shape[1]
-        self.held_NC[replica, of_class] += 1
+        of_class = int(queue[0]) % len(held_C)
+        held_C[of_class] += 1
         self.queues.served_prompts(queue, request[PROMPT : PROMPT + 1])
         return _Prompt(of_class, float(request[PROMPT]), request)
 
     def _choose_block(self, replica: int, engine: _Engine) -> None:
         """Choose the block with the most tokens per second, as often as `BlockChoice` does."""
-        seqs_C = self.held_NC[replica]
-        chosen_for = int(seqs_C.sum() - 1).bit_length(), int(self._curves.changes_N[replica])
+        seqs = engine.count + len(engine.reading)
+        chosen_for = (seqs - 1).bit_length() if seqs else 0, int(self._curves.changes_N[replica])
         engine.steps += 1
         if engine.steps % CHOOSE_EVERY and chosen_for == engine.chosen_for:
             return
         engine.chosen_for = chosen_for
-        kv_tokens = _kv_tokens(engine)
+        seqs_C = self.held_NC[replica]
+        feeding_s_LCB = self._curves.feeding_s_LNCB[:, replica]
         seconds_LB = np.array(
             [
-                line.fixed_s + line.kv_token_s * kv_tokens + seqs_C @ feeding_s_CB
-                for line, feeding_s_CB in zip(self._machine.lines, self._curves.feeding_s_LNCB[:, replica], strict=True)
+                line.fixed_s + line.kv_token_s * engine.kv_tokens + seqs_C @ feeding_s_CB
+                for line, feeding_s_CB in zip(self._lines, feeding_s_LCB, strict=True)
             ]
         )
-        seconds_LB[:, 1:] += np.array([[line.masks_s] for line in self._machine.lines])
+        seconds_LB[:, 1:] += np.array([[line.masks_s] for line in self._lines])
         tokens_CB = self._curves.tokens_NCB[replica]
         rates_B = seqs_C @ tokens_CB / seconds_LB.max(axis=0)
         engine.block = 1 + int(rates_B.argmax())
-        engine.gain_CK = np.diff(tokens_CB[:, : engine.block]).clip(0.0)
+        engine.feeding_s_LC = feeding_s_LCB[:, :, engine.block - 1].tolist()
         engine.surplus_C = self._curves.surplus_NCB[replica, :, engine.block - 1]
+        # A mask that adds 0.7 tokens on average adds one in 7 of 10 steps. One random number decides on all masks of a
+        # sequence, because a token counts only if all before it do.
+        gain_CK = np.diff(tokens_CB[:, : engine.block]).clip(0.0)
+        levels_U = (np.arange(LEVELS) + 0.5) / LEVELS
+        engine.gained_CU = 1.0 + np.floor(gain_CK[:, None, :] + levels_U[:, None]).sum(axis=2)
         self.block_N[replica] = engine.block
 
-    def _seconds(self, replica: int, engine: _Engine, prompt_tokens: float, short: float, shorts: int) -> float:
-        """Return the time of a step that also reads prompts: of long ones `prompt_tokens`, of `shorts` short ones
-        `short` tokens in all. An engine decodes short prompts together with the other sequences."""
-        seqs_C = np.bincount(engine.class_R[: engine.decoding], minlength=self.held_NC.shape[1])
-        feeding_s_LC = self._curves.feeding_s_LNCB[:, replica, :, engine.block - 1]
-        kv_tokens = _kv_tokens(engine)
-        masks = engine.block > 1
+    def _seconds(self, engine: _Engine, reading: _Reading) -> float:
+        """Return the time of a step. Masks follow each prompt that ends."""
+        masks = engine.block - 1
+        tokens = reading.tokens + masks * (len(reading.read) - reading.shorts)
+        short = reading.short + masks * reading.shorts
         return max(
             line.fixed_s
-            + line.kv_token_s * kv_tokens
-            + float(feeding_s_C @ seqs_C)
-            + line.seq_s * shorts
+            + line.kv_token_s * engine.kv_tokens
+            + sum(map(mul, feeding_s_C, engine.running_C))
+            + line.seq_s * reading.shorts
             + line.position_s * short
-            + line.prompt_s * (prompt_tokens > 0)
-            + line.prompt_token_s * prompt_tokens
-            + line.masks_s * masks
-            for line, feeding_s_C in zip(self._machine.lines, feeding_s_LC, strict=True)
+            + (line.prompt_s + line.prompt_token_s * tokens if tokens else 0.0)
+            + (line.masks_s if masks else 0.0)
+            for line, feeding_s_C in zip(self._lines, engine.feeding_s_LC, strict=True)
         )
 
     def _finish(self, replica: int, engine: _Engine) -> Floats:
@@ -211,24 +244,35 @@ class SteppedFleet(Fleet):
         count = engine.count
         of_class_S = engine.class_R[:count]
         left_S = engine.left_R[:count]
-        # A mask that adds 0.7 tokens on average adds one in 7 of 10 steps. A sequence has one random number a step,
-        # because a token counts only if all before it do.
-        gained_S = 1.0 + np.floor(engine.gain_CK[of_class_S] + self._draw(count)[:, None]).sum(axis=1)
-        started = slice(engine.decoding, count)
-        # The tokens per forward of a profile are those of whole answers, whose last steps end with a stop token. So the
-        # surplus of the last step is gained in the first one.
-        gained_S[started] += np.floor(engine.surplus_C[of_class_S[started]] + self._draw(count - engine.decoding))
-        gained_C = np.bincount(of_class_S, np.minimum(left_S, gained_S), self.held_NC.shape[1])
-        self.tokens_NC[replica] += gained_C
-        self.queues.served_by(replica, gained_C)
-        left_S -= gained_S
+        several = len(engine.running_C) > 1
+        drawn_S = self._draw(count)
+        gained_S = engine.gained_CU[of_class_S, drawn_S] if several else engine.gained_CU[0].take(drawn_S)
         if engine.decoding < count:
-            engine.first_R[started] = engine.ends_s
-            if replica < self._watched:
-                waited_S = engine.ends_s - engine.arrival_R[started]
-                self.firsts.append((np.full(len(waited_S), replica), waited_S))
+            self._start(replica, engine, gained_S)
+        left_S -= gained_S
         over_S = left_S <= 0
-        return self._end(replica, engine, np.flatnonzero(over_S)) if over_S.any() else np.zeros((4, 0))
+        if over_S.any():
+            gained_S[over_S] += left_S[over_S]  # what the last step gains beyond the answer
+        gained_C = np.bincount(of_class_S, gained_S, len(engine.running_C)) if several else gained_S.sum()
+        self.tokens_NC[replica] += gained_C
+        engine.kv_tokens += float(gained_S.sum())
+        if several:
+            self.queues.served_by(replica, gained_C)
+        return self._end(replica, engine, np.flatnonzero(over_S)) if over_S.any() else NONE
+
+    def _start(self, replica: int, engine: _Engine, gained_S: Floats) -> None:
+        """Note the first tokens of the sequences whose prompts were read in this step.
+
+        The tokens per forward of a profile are those of whole answers, whose last steps end with a stop token. So the
+        surplus of the last step is gained in the first one.
+        """
+        started = slice(engine.decoding, engine.count)
+        surplus_S = engine.surplus_C[engine.class_R[started]]
+        gained_S[started] += np.floor(surplus_S + self._draw(len(surplus_S)) / LEVELS)
+        engine.first_R[started] = engine.ends_s
+        if replica < self._watched:
+            waited_S = engine.ends_s - engine.arrival_R[started]
+            self.firsts.append((np.full(len(waited_S), replica), waited_S))
 
     def _end(self, replica: int, engine: _Engine, ending: Ints) -> Floats:
         """Free the slots of sequences that end; return them in the form that `advance` returns."""
@@ -236,11 +280,13 @@ class SteppedFleet(Fleet):
         tokens_S = engine.total_R[ending]
         arrival_S = engine.arrival_R[ending]
         first_S = engine.first_R[ending]
-        ended_C = np.bincount(of_class_S, minlength=self.held_NC.shape[1])
+        engine.kv_tokens -= float(engine.length_R[ending].sum())
+        ended_C = np.bincount(of_class_S, minlength=len(engine.running_C))
+        engine.running_C = (np.array(engine.running_C) - ended_C).tolist()
         self.held_NC[replica] -= ended_C
         self.ended_NC[replica] += ended_C
         self.in_flight_N[replica] -= len(ending)
-        self.ended_tokens_NC[replica] += np.bincount(of_class_S, tokens_S, self.held_NC.shape[1])
+        self.ended_tokens_NC[replica] += np.bincount(of_class_S, tokens_S, len(engine.running_C))
         several_S = tokens_S > 1
         if replica < self._watched and several_S.any():
             pace_S = (engine.ends_s - first_S[several_S]) / (tokens_S[several_S] - 1)
@@ -251,15 +297,9 @@ class SteppedFleet(Fleet):
         engine.count = len(stay)
         return np.array([arrival_S, first_S, np.full(len(ending), engine.ends_s), tokens_S])
 
-    def _draw(self, count: int) -> Floats:
-        """Return random numbers from 0 to 1."""
+    def _draw(self, count: int) -> Ints:
+        """Return random numbers from 0 to `LEVELS` - 1."""
         if len(self._drawn) < count:
-            self._drawn = self._random.random(DRAWN)
+            self._drawn = self._random.integers(LEVELS, size=DRAWN)
         drawn, self._drawn = self._drawn[:count], self._drawn[count:]
         return drawn
-
-
-def _kv_tokens(engine: _Engine) -> float:
-    """Return the number of tokens that the running sequences attend to."""
-    lengths_S = engine.length_R[: engine.count] - engine.left_R[: engine.count]
-    return float(lengths_S.sum()) + sum(float(prompt.request[PROMPT]) - prompt.left for prompt in engine.reading)

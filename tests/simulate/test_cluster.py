@@ -111,11 +111,11 @@ def test_the_front_adds_its_time_on_both_sides() -> None:
 def test_waiting_follows_the_law_of_a_queue_with_one_server() -> None:
     """One row, equal requests, Poisson arrivals: M/D/1, where the mean wait is u s / 2 (1 - u)."""
     one = machine(max_num_seqs=1, max_waiting_seqs=10_000)
-    alone = run([Arrival(0.0, 10, 20)], on=one).metrics.e2e_ms
+    alone = run([Arrival(0.0, 10, 20)], AUTOREGRESSIVE, one).metrics.e2e_ms
     assert alone is not None
     service_s, load = alone.mean / 1000, 0.5
     many = [Arrival(each.arrival_s, 10, 20) for each in poisson(load / service_s, 800)]
-    found = run(many, on=one, ticks_per_s=25).metrics.e2e_ms
+    found = run(many, AUTOREGRESSIVE, one, ticks_per_s=25).metrics.e2e_ms
     assert found is not None
     assert found.mean / 1000 == pytest.approx(service_s + load * service_s / (2 * (1 - load)), rel=0.08)
 
