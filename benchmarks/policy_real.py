@@ -310,6 +310,8 @@ def simulation(
             "ceiling": policy["threshold"],
             "classes": [{"floor": min(FLOOR, policy["threshold"])}],
             "settings": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
+            # The calibration limits the floor, as it does on the endpoint.
+            "accuracy": machine.accuracy,
         }
     )
     options = SimulationOptions(replicas=REPLICAS, front_s=front_s, slo=slo, seed=SEED)
