@@ -228,7 +228,7 @@ class SteppedFleet(Fleet):
         masks = engine.block - 1
         tokens = reading.tokens + masks * (len(reading.read) - reading.shorts)
         short = reading.short + masks * reading.shorts
-        return max(
+        seconds_L: list[float] = [
             line.fixed_s
             + line.kv_token_s * engine.kv_tokens
             + sum(map(mul, feeding_s_C, engine.running_C))
@@ -237,7 +237,8 @@ class SteppedFleet(Fleet):
             + (line.prompt_s + line.prompt_token_s * tokens if tokens else 0.0)
             + (line.masks_s if masks else 0.0)
             for line, feeding_s_C in zip(self._lines, engine.feeding_s_LC, strict=True)
-        )
+        ]
+        return max(seconds_L)
 
     def _finish(self, replica: int, engine: _Engine) -> Floats:
         """Give the sequences their tokens; return the ended ones in the form that `advance` returns."""
@@ -253,9 +254,13 @@ class SteppedFleet(Fleet):
         over_S = left_S <= 0
         if over_S.any():
             gained_S[over_S] += left_S[over_S]  # what the last step gains beyond the answer
-        gained_C = np.bincount(of_class_S, gained_S, len(engine.running_C)) if several else gained_S.sum()
+        gained_C: Floats = (
+            np.bincount(of_class_S, gained_S, len(engine.running_C)).astype(float)
+            if several
+            else np.array([gained_S.sum()])
+        )
         self.tokens_NC[replica] += gained_C
-        engine.kv_tokens += float(gained_S.sum())
+        engine.kv_tokens += float(gained_C.sum())
         if several:
             self.queues.served_by(replica, gained_C)
         return self._end(replica, engine, np.flatnonzero(over_S)) if over_S.any() else NONE
