@@ -3,7 +3,8 @@
     python -m benchmarks.gpu.torch_part --device cuda --json torch.json
 
 Equality: the engine's greedy answers in float32 against the reference decoder's, on the same device. Steps: the time of
-an engine step by its parts, in bfloat16, next to the modelled time of a step of the same size. Training: one step
+an engine step by its parts, in bfloat16, next to the modelled time of a step of the same size. Requests go on after the
+end of their answers, so the tokens per step are not those of real answers. Training: one step
 through FlexAttention (through the dense mask on a CPU, where FlexAttention has no backward), its time and its memory.
 
 Besides torch and transformers this needs accelerate, llguidance, psutil, pydantic, rich, scipy and universal-pathlib.

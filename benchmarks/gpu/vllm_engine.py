@@ -1,7 +1,8 @@
 """Run one vLLM engine through its measurements and print them as JSON. `vllm_part` starts one process per engine.
 
 The equality answers are greedy, all prompts at once. Speed is the tokens per second of one batch with as many requests
-as callers, each of a fixed number of tokens.
+as callers. Answers end where the model ends them, because text after that has other confidences; the last answers of a
+batch therefore run with fewer neighbours.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def measure(arguments: argparse.Namespace, callers: list[int]) -> dict[str, Any]
             report["gaps"] = [gaps_of(output.outputs[0].logprobs) for output in outputs]
         for count in callers:
             before, started_s = record(), time.perf_counter()
-            outputs = answer(setting, count, ignore_eos=True)
+            outputs = answer(setting, count)
             seconds = time.perf_counter() - started_s
             tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
             row = {"setting": setting.name, "callers": count, "tokens_per_s": tokens / seconds, "seconds": seconds}

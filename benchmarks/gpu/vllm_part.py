@@ -102,6 +102,6 @@ def predictions(reports: dict[str, Any], model: StepModel, tokens_per_seq: int) 
                 kv_tokens=row["callers"] * tokens_per_seq,
                 prompt_tokens=0,
             )
-            known = "tokens_per_step" in row or name == "stock"
+            known = "tokens_per_step" in row or (row["setting"] == AR.name and name != "ngram")
             modelled = row["callers"] * row.get("tokens_per_step", 1.0) / step_s if known else None
             yield {"engine": name, **row, "modelled_tokens_per_s": modelled}
