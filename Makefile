@@ -85,13 +85,15 @@ $(VLLM_VENV)/.ready: pyproject.toml
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 
-# uv computes the lowest versions; pip installs, because uv does not read pip's configuration.
+# uv resolves and installs in seconds; pip installs torch first, because uv does not read pip's configuration.
 $(LOWEST_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(LOWEST_VENV)
 	$(LOWEST_VENV)/bin/pip install --quiet uv
 	$(LOWEST_VENV)/bin/uv pip compile --quiet --resolution lowest-direct --python $(LOWEST_VENV)/bin/python \
 	  --extra s3 --extra lm-eval --output-file $(LOWEST_VENV)/lowest.txt pyproject.toml
-	PIP_CONSTRAINT=$(LOWEST_VENV)/lowest.txt $(LOWEST_VENV)/bin/pip install --quiet --editable '.[dev]'
+	PIP_CONSTRAINT=$(LOWEST_VENV)/lowest.txt $(LOWEST_VENV)/bin/pip install --quiet torch
+	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python \
+	  --constraint $(LOWEST_VENV)/lowest.txt --editable '.[dev]'
 	touch $@
 
 # Install bubblewrap, the tests' sandbox for code, on a Debian without it.
