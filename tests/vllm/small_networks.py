@@ -36,8 +36,9 @@ def small_network(architecture: str) -> PreTrainedModel:
     return network
 
 
-def small_engine(folder: Path, mars: dict[str, Any] | None) -> LLM:
-    return engine(mars, folder, skip_tokenizer_init=True, max_model_len=128, enable_prefix_caching=False)
+def small_engine(folder: Path, mars: dict[str, Any] | None, **options: Any) -> LLM:
+    usual = {"skip_tokenizer_init": True, "max_model_len": 128, "enable_prefix_caching": False}
+    return engine(mars, folder, **(usual | options))
 
 
 @cache
