@@ -63,33 +63,33 @@ def mars(request: pytest.FixtureRequest) -> LLM:
     return llm
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["waiting", "async"])
-def cached(request: pytest.FixtureRequest) -> LLM:
-    return engine({}, async_scheduling=request.param, enable_prefix_caching=True, block_size=BLOCK_SIZE)
-
-
 @cache
 def plain(threshold: float) -> list[CausalAnswer]:
     """The plain rule on transformers' network."""
     card = read_card(BUNDLED)
     assert card is not None and card.block is not None
     choices = choices_of(BUNDLED, card.mask_token_id)
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
-    answers = []
-    for text in prompts():
-        chat = [{"role": "user", "content": text}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-        answer = decode_causally(
+    ids_of_prompts, stop_ids = prompt_ids()
+    return [
+        decode_causally(
             choices,
             ids,
             threshold=threshold,
             masks=card.block - 1,
             mask_id=card.mask_token_id,
             max_tokens=MAX_TOKENS,
-            stop_ids=frozenset({tokenizer.eos_token_id}),
+            stop_ids=stop_ids,
         )
-        answers.append(answer)
-    return answers
+        for ids in ids_of_prompts
+    ]
+
+
+def prompt_ids() -> tuple[list[list[int]], frozenset[int]]:
+    """Ids of the prompts as chats, and the ids that end an answer."""
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    chats = [[{"role": "user", "content": text}] for text in prompts()]
+    ids = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=True)["input_ids"]
+    return ids, frozenset({tokenizer.eos_token_id})
 
 
 def test_exact_mode_returns_the_tokens_of_stock_vllm(mars, stock):
@@ -171,26 +171,3 @@ def test_chunked_prompts_and_preemptions_change_no_token(stock, monkeypatch):
     monkeypatch.setattr(scheduler, "_preempt_request", counted)
     assert tokens_of(decode(llm, prompts(), [{"mode": "exact"}] * len(prompts()))) == tokens_of(stock)
     assert preempted
-
-
-def test_the_next_turn_reads_right_keys_from_the_cache(cached):
-    """The answer of the first turn ends with a block, so its newest tokens, accepted at masks, complete the block."""
-    tokenizer = cached.get_tokenizer()
-    chats = [[{"role": "user", "content": text}] for text in prompts()]
-    first = [
-        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True).input_ids for chat in chats
-    ]
-    room = [BLOCK_SIZE - len(ids) % BLOCK_SIZE + BLOCK_SIZE for ids in first]
-    drawn = [
-        SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, extra_args={"threshold": 0.3})
-        for count in room
-    ]
-    answers = tokens_of(cached.generate([{"prompt_token_ids": ids} for ids in first], drawn, use_tqdm=False))
-    turns = [{"prompt_token_ids": [*ids, *answer, *ids]} for ids, answer in zip(first, answers, strict=True)]
-    exact = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, extra_args={"mode": "exact"})
-    warm = cached.generate(turns, exact, use_tqdm=False)
-    cached.reset_prefix_cache()
-    cold = cached.generate(turns, exact, use_tqdm=False)
-    assert all(output.num_cached_tokens > len(ids) for output, ids in zip(warm, first, strict=True))
-    assert [output.num_cached_tokens for output in cold] == [0] * len(cold)
-    assert tokens_of(warm) == tokens_of(cold)
