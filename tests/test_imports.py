@@ -42,7 +42,7 @@ BELOW = {
     "simulate": SHARED | {"machines", "data", "model", "engine", "control", "load"},
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "measure"},
     "llm": SHARED | {"data", "engine", "model", "adapter"},
-    "vllm": {"errors", "method", "model", "engine"},
+    "vllm": {"errors", "method", "model", "adapter", "engine"},
     "harness": SHARED | {"method", "model", "engine", "evaluation"},
     "demo": SHARED | {"data", "model", "adapter", "engine", "measure", "batch", "evaluation"},
 }

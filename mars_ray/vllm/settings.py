@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mars_ray.adapter.card import check_base, read_adapter_card, resolve_adapter
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.errors import ConfigError, ModelError
-from mars_ray.model.card import CARD_FILE, Card, read_card
+from mars_ray.model.card import CARD_FILE, read_card
 from mars_ray.vllm.step_layout import draft_positions
 
 KEY = "mars"
@@ -26,13 +27,21 @@ class VllmSettings(BaseModel):
     block: Annotated[int, Field(ge=2, le=64)]
     """Most tokens that a step may yield: the next token and block - 1 tokens at masks. The default is the block that
     the model was trained with."""
+    adapter: str | None = None
+    """Folder of a lossless adapter, its URL or its name; None for a checkpoint whose own weights were trained."""
     mask_id: Annotated[int, Field(ge=0)]
-    """Token that is fed at positions to predict ahead; the card names it."""
+    """Token that is fed at positions to predict ahead; the card names it. With an adapter, the first id after the
+    vocabulary, because the network has no mask token."""
 
     @property
     def masks(self) -> int:
         """Masks per step of a request with the full block."""
         return self.block - 1
+
+    @property
+    def mask_ids(self) -> list[int]:
+        """Token ids of the masks of a request; consecutive for an adapter, which has an embedding for each mask."""
+        return [self.mask_id + (mask if self.adapter else 0) for mask in range(self.masks)]
 
     @property
     def draft_positions(self) -> int:
@@ -41,27 +50,23 @@ class VllmSettings(BaseModel):
 
     @classmethod
     def complete(cls, given: Any, folder: Path, vocab_size: int) -> Self:
-        """Return the settings for the checkpoint in `folder`, whose card has the block and the mask token.
+        """Return the settings for the checkpoint in `folder`. The card of the checkpoint, or else that of the adapter,
+        has the block, and the card of the checkpoint has the mask token.
 
-        Raises `ModelError` without a usable card, and `ConfigError` for wrong settings.
+        Raises `ModelError` without a usable card, `AdapterError` for an adapter of another model, and `ConfigError` for
+        wrong settings.
         """
-        card = read_card(folder)
-        if card is None:
-            raise ModelError(
-                f"{folder} has no card {CARD_FILE}, which names the mask token. Name the folder of a checkpoint that "
-                "mars-ray trained."
-            )
-        block = _block(card, folder)
-        if card.mask_token_id >= vocab_size:
-            raise ModelError(
-                f"{folder / CARD_FILE} names mask token {card.mask_token_id}, and the network has {vocab_size} tokens. "
-                "Restore the card or config.json."
-            )
         if not isinstance(given, dict):
             raise ConfigError(
                 f"additional_config {KEY} is {given!r}; it must be an object such as {{'threshold': 0.95}}."
             )
-        settings = cls.read({"block": block, **given, "mask_id": card.mask_token_id})
+        if given.get("adapter") is None:
+            block, mask_id = _of_checkpoint(folder, vocab_size)
+            adapter = None
+        else:
+            adapter, block = _of_adapter(given["adapter"], folder)
+            mask_id = vocab_size
+        settings = cls.read({"block": block, **given, "adapter": adapter, "mask_id": mask_id})
         if settings.block > block:
             raise ConfigError(f"block is {settings.block}; the model was trained with {block}, so choose 2 to {block}.")
         return settings
@@ -77,10 +82,35 @@ class VllmSettings(BaseModel):
             raise ConfigError(f"additional_config {name} is {problem['input']!r}: {problem['msg']}.") from error
 
 
-def _block(card: Card, folder: Path) -> int:
+def _of_checkpoint(folder: Path, vocab_size: int) -> tuple[int, int]:
+    """Return the block and the mask token of a checkpoint."""
+    card = read_card(folder)
+    if card is None:
+        raise ModelError(
+            f"{folder} has no card {CARD_FILE}, which names the mask token. Name the folder of a checkpoint that "
+            "mars-ray trained, or add an adapter."
+        )
     if card.block is None or card.block < 2:
         raise ModelError(
             f"{folder / CARD_FILE} has method {card.method} and block {card.block}: the model predicts one token at a "
-            "time. Serve it without MARS, or train it with method mars."
+            "time. Serve it without MARS, train it with method mars, or add an adapter."
         )
-    return card.block
+    if card.mask_token_id >= vocab_size:
+        raise ModelError(
+            f"{folder / CARD_FILE} names mask token {card.mask_token_id}, and the network has {vocab_size} tokens. "
+            "Restore the card or config.json."
+        )
+    return card.block, card.mask_token_id
+
+
+def _of_adapter(name: Any, base: Path) -> tuple[str, int]:
+    """Return the folder and the block of an adapter for the model in `base`."""
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"additional_config {KEY}.adapter is {name!r}; it must be the folder or the name of an adapter."
+        )
+    folder = resolve_adapter(name)
+    assert folder is not None
+    card = read_adapter_card(folder)
+    check_base(card, folder, base)
+    return str(folder), card.block

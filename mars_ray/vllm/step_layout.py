@@ -53,10 +53,14 @@ def lay_out(*, positions_R: Tensor, rows_R: Tensor, unfed_R: Tensor, drafts_R: T
     return StepLayout(rows_R, known_R, drafts_R, masks_R)
 
 
-def fed_ids(layout: StepLayout, known_RQ: Tensor, drafts_RK: Tensor, mask_id: int) -> Tensor:
-    """Return the token ids to feed at every row as a tensor [R, Q]; rows after the drafts get the mask."""
+def fed_ids(layout: StepLayout, known_RQ: Tensor, drafts_RK: Tensor, mask_id_K: Tensor) -> Tensor:
+    """Return the token ids to feed at every row as a tensor [R, Q]; rows after the masks get the last mask's id.
+
+    `mask_id_K` holds the ids of a request's first, second and further masks.
+    """
     column_1Q = torch.arange(known_RQ.shape[1], device=known_RQ.device)[None]
     draft_RQ = column_1Q - layout.known_R[:, None]
-    is_draft_RQ = (draft_RQ >= 0) & (draft_RQ < layout.drafts_R[:, None])
-    ids_RQ = torch.where(draft_RQ < 0, known_RQ, mask_id)
+    mask_RQ = draft_RQ - layout.drafts_R[:, None]
+    ids_RQ = torch.where(draft_RQ < 0, known_RQ, mask_id_K[mask_RQ.clamp(0, mask_id_K.shape[0] - 1)])
+    is_draft_RQ = (draft_RQ >= 0) & (mask_RQ < 0)
     return torch.where(is_draft_RQ, drafts_RK.gather(1, draft_RQ.clamp(0, drafts_RK.shape[1] - 1)), ids_RQ)

@@ -6,7 +6,13 @@ and attention is causal, so a wrong draft voids all masks of its step.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from transformers import AutoModelForCausalLM
+
+from mars_ray.method.acceptance import confidence
+from mars_ray.method.metric import Metric
+from mars_ray.method.reference import last_logits
 from mars_ray.vllm.step_outcome import LEAST_LIKELY
 
 Choices = Callable[[list[int], int], list[tuple[int, float]]]
@@ -41,15 +47,27 @@ def decode_causally(
         answer.tokens += [token for token, _ in read[: right + 1]]
         ahead = read[len(drafts) + 1 :] if right == len(drafts) else []
         drafts, likely = [], 1.0
-        for token, confidence in ahead:
-            if not drafts and confidence >= threshold and threshold < 1:
+        for token, sure in ahead:
+            if not drafts and sure >= threshold and threshold < 1:
                 answer.tokens.append(token)
                 answer.accepted += 1
                 continue
-            likely *= confidence
+            likely *= sure
             if likely < LEAST_LIKELY:
                 break
             drafts.append(token)
     end = next((i + 1 for i, token in enumerate(answer.tokens) if token in stop_ids), max_tokens)
     del answer.tokens[min(end, max_tokens) :]
     return answer
+
+
+def choices_of(folder: Path, mask_id: int) -> Choices:
+    """The choices of the network in `folder`, which runs in transformers without a cache."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+
+    def choices(ids: list[int], count: int) -> list[tuple[int, float]]:
+        logits_WV = last_logits(network, ids, count, mask_id)
+        sure = confidence(logits_WV, Metric.PROBABILITY).tolist()
+        return list(zip(logits_WV.argmax(dim=-1).tolist(), sure, strict=True))
+
+    return choices

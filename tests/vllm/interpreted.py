@@ -5,10 +5,10 @@ interpreter, so vLLM's torch version of the kernel runs in its place. On a CPU v
 let it schedule asynchronously as on a GPU.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mars_ray
@@ -24,18 +24,7 @@ os.environ.update(
 )
 assert "vllm" not in sys.modules
 
-from triton.backends import backends  # noqa: E402
-
-
-class InterpreterDriver:
-    """Makes vLLM find an active Triton driver; the interpreter needs none."""
-
-    @staticmethod
-    def is_active() -> bool:
-        return True
-
-
-backends["cpu"] = SimpleNamespace(compiler=None, driver=InterpreterDriver)  # type: ignore[assignment]
+import tests.vllm.triton_on_cpu.sitecustomize  # noqa: E402, F401, I001
 
 import vllm.v1.sample.ops.topk_topp_sampler as top_k_top_p  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
@@ -54,24 +43,29 @@ def update_all_but_scheduling(vllm_config: VllmConfig) -> None:
 
 CpuPlatform.check_and_update_config = staticmethod(update_all_but_scheduling)
 
-__all__ = ["ASSETS", "BUNDLED", "LLM", "SamplingParams", "engine"]
+__all__ = ["ASSETS", "BUNDLED", "LLM", "SamplingParams", "engine", "tokens_of"]
 
 ASSETS = Path(mars_ray.__file__).parent / "assets"
 BUNDLED = ASSETS / "bundled"
 
 
-def engine(mars: dict[str, Any] | None = None, **options: Any) -> LLM:
-    """The bundled model in an engine: with MARS and these settings, or, without settings, stock."""
+def engine(mars: dict[str, Any] | None = None, folder: Path = BUNDLED, **options: Any) -> LLM:
+    """An engine with the model in `folder`: with MARS and these settings, or, without settings, stock."""
     given: dict[str, Any] = {
-        "model": str(BUNDLED),
+        "model": str(folder),
         "dtype": "float32",
         "max_model_len": 512,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 512,
+        "max_num_seqs": 24,
+        "max_num_batched_tokens": 1024,
         "enforce_eager": True,
         "async_scheduling": False,
         "seed": 0,
     }
     if mars is not None:
-        given |= {"hf_overrides": {"architectures": ["MarsQwen2ForCausalLM"]}, "additional_config": {"mars": mars}}
+        [architecture] = json.loads((folder / "config.json").read_text())["architectures"]
+        given |= {"hf_overrides": {"architectures": [f"Mars{architecture}"]}, "additional_config": {"mars": mars}}
     return LLM(**(given | options))
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]

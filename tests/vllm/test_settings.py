@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from mars_ray.errors import ConfigError, ModelError, RequestError
-from mars_ray.model.card import CARD_FILE
+from mars_ray.adapter.card import CONFIG_FILE
+from mars_ray.errors import AdapterError, ConfigError, ModelError, RequestError
+from mars_ray.model.card import CARD_FILE, write_card
+from mars_ray.model.digest import weights_digest
 from mars_ray.vllm.request_lookahead import decode_params, lookahead_of
 from mars_ray.vllm.settings import VllmSettings
 from mars_ray.vllm.start_checks import check_start, check_version
 from mars_ray.vllm.step_times import StepTimes
 from mars_ray.vllm.sure_tokens import SureTokens
+from tests.factories.cards import adapter_card
 
 BUNDLED = Path(__file__).parents[2] / "mars_ray/assets/bundled"
 CARD = json.loads((BUNDLED / CARD_FILE).read_text())
@@ -44,6 +47,7 @@ def test_the_card_gives_the_block_and_the_mask_token():
         ({"block": 1}, "mars.block is 1"),
         ({"block": 64}, "block is 64; the model was trained with"),
         ({"mode": "ar"}, "mars.mode is 'ar'"),
+        ({"adapter": 3}, "mars.adapter is 3"),
         (0.9, "mars is 0.9; it must be an object"),
     ],
 )
@@ -65,6 +69,33 @@ def test_a_mask_token_outside_the_vocabulary_is_refused(tmp_path):
 def test_a_model_without_masks_is_refused(tmp_path):
     with pytest.raises(ModelError, match="method ar and block None"):
         complete(folder=folder_with(tmp_path, method="ar", block=None))
+
+
+def adapter_for(base_digest: str, folder: Path) -> str:
+    """A folder with the card of an adapter, but without its weights."""
+    (folder / CONFIG_FILE).write_text("{}")
+    write_card(adapter_card(base_digest, block=4), folder)
+    return str(folder)
+
+
+def test_an_adapter_has_a_block_and_mask_tokens_after_the_vocabulary(tmp_path):
+    adapter = adapter_for(weights_digest(BUNDLED), tmp_path)
+    settings = complete({"adapter": adapter})
+    assert (settings.block, settings.mask_ids) == (4, [VOCABULARY, VOCABULARY + 1, VOCABULARY + 2])
+    assert settings.adapter == adapter
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path):
+    with pytest.raises(AdapterError, match="is an adapter for bundled"):
+        complete({"adapter": adapter_for("another", tmp_path)})
+
+
+def test_an_adapter_needs_the_whole_network_on_one_gpu(tmp_path):
+    settings = complete({"adapter": adapter_for(weights_digest(BUNDLED), tmp_path)})
+    check_start(config(), settings)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 2; an adapter needs 1"):
+        check_start(config(tensor_parallel_size=2), settings)
+    check_start(config(tensor_parallel_size=2), complete())
 
 
 def sampling(**changed: Any) -> Any:
@@ -119,6 +150,8 @@ def config(**changed: Any) -> SimpleNamespace:
         "use_mla": False,
         "window": None,
         "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 1,
+        "enable_batch_sharded_sampling": None,
         "worker_extension_cls": "",
         "policy": "fcfs",
         "max_num_seqs": 8,
@@ -146,6 +179,7 @@ def test_a_plain_configuration_is_accepted():
         ({"use_v2_model_runner": False}, "VLLM_USE_V2_MODEL_RUNNER is 0"),
         ({"speculative_config": object()}, "speculative_config is set"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        ({"enable_batch_sharded_sampling": True}, "enable_batch_sharded_sampling is set"),
         ({"worker_extension_cls": "mine"}, "worker_extension_cls is mine"),
         ({"kv_transfer_config": object()}, "kv_transfer_config is set"),
         ({"use_mla": True}, "MLA"),

@@ -78,7 +78,7 @@ def step(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int) -> No
     for row, request in enumerate(requests):
         known = [*request.prompt, *request.tokens][len(request.cache) + positions[row] - rows[row] :][:width]
         known_RQ[row, : len(known)] = torch.tensor(known)
-    ids_RQ = fed_ids(layout, known_RQ, drafts_RK, MASK)
+    ids_RQ = fed_ids(layout, known_RQ, drafts_RK, torch.full((masks,), MASK))
     fed, read = [], []
     for row, request in enumerate(requests):
         ids = ids_RQ[row, : rows[row]].tolist()

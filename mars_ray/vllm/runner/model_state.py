@@ -5,6 +5,7 @@ Letters: R requests of a step, Q rows of logits of the widest request, N rows of
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from mars_ray.engine.stats.profile import GRID
 from mars_ray.vllm.lookahead_counters import LookaheadCounters
 from mars_ray.vllm.request_lookahead import lookahead_of
+from mars_ray.vllm.runner.attached_adapter import AttachedAdapter
 from mars_ray.vllm.runner.model_config import settings_of
 from mars_ray.vllm.runner.step_sampler import StepSampler
 from mars_ray.vllm.step_layout import StepLayout, fed_ids, lay_out
@@ -60,6 +62,12 @@ class MarsModelState(DefaultModelState):
         """Threshold of each request; NaN follows the engine."""
         self._floor = UvaBackedTensor(slots, dtype=torch.float32)
         self._engine_threshold = torch.tensor(self.settings.threshold, device=device)
+        self._mask_id_K = torch.tensor(self.settings.mask_ids, device=device)
+        self.adapter: AttachedAdapter | None = None
+        if self.settings.adapter:
+            folder, base = Path(self.settings.adapter), Path(self.model_config.model)
+            vocab_size = self.settings.mask_id
+            self.adapter = AttachedAdapter(folder, base, model, self.max_num_tokens, vocab_size)
         self.step: StepInFlight | None = None
         self.counters = LookaheadCounters(masks, GRID, device)
         self.step_times = StepTimes()
@@ -112,7 +120,7 @@ class MarsModelState(DefaultModelState):
         place_RQ = first_R[:, None] + torch.arange(width, device=self.device)[None]
         known_RQ = states.all_token_ids.gpu[slot_R[:, None], place_RQ.clamp(max=self.max_model_len - 1)].long()
         drafts_RK = self._drafts[slot_R]
-        ids_RQ = fed_ids(layout, known_RQ, drafts_RK, self.settings.mask_id)
+        ids_RQ = fed_ids(layout, known_RQ, drafts_RK, self._mask_id_K)
 
         row_N = batch.logits_indices
         request_N = torch.arange(requests, device=self.device).repeat_interleave(rows_R, output_size=row_N.shape[0])

@@ -32,10 +32,14 @@ class StepSampler:
 
     def __call__(self, logits: Tensor, input_batch: InputBatch) -> SamplerOutput:
         """Return the tokens of each request. `logits` [N, V] has one row for each known token, draft and mask."""
-        logits[:, self._state.settings.mask_id] = -torch.inf
-        step = self._state.step
+        step, adapter = self._state.step, self._state.adapter
+        if adapter is None:
+            logits[:, self._state.settings.mask_id] = -torch.inf
         if step is None:
             return self._stock(logits, input_batch)
+        if adapter is not None:
+            start_R = input_batch.cu_num_logits[: input_batch.num_reqs].long()
+            adapter.correct(logits, step.layout, start_R, self._state.settings.masks)
         best_N, argmax_N = logits.max(dim=-1)
         confidence_N = (best_N.float() - logits.float().logsumexp(dim=-1)).exp()
         stock = self._stock(logits, input_batch)

@@ -1,0 +1,142 @@
+"""The parts of vLLM that the plug-in overrides, calls or reads, in the Python files of each version it accepts.
+
+The files of the installed vLLM are read, and those of a wheel of 0.33, which `make test-vllm` unpacks.
+"""
+
+import ast
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+METHODS = {
+    "v1/worker/gpu/model_states/default.py": {
+        "DefaultModelState.__init__": "self vllm_config model encoder_cache device",
+        "DefaultModelState.add_request": "self req_index new_req_data",
+        "DefaultModelState.apply_staged_writes": "self",
+        "DefaultModelState.prepare_inputs": "self input_batch req_states",
+    },
+    "v1/worker/gpu/model_states/interface.py": {"ModelState.custom_sampler": "self sampler"},
+    "v1/worker/gpu/sample/sampler.py": {"Sampler.__call__": "self logits input_batch"},
+    "v1/worker/gpu/sample/logits_processor/interface.py": {
+        "LogitsProcessor.validate_params": "cls sampling_params",
+        "LogitsProcessor.add_request": "self req_idx sampling_params",
+        "LogitsProcessor.apply": "self logits ctx",
+    },
+    "v1/worker/gpu/buffer_utils.py": {
+        "UvaBackedTensor.__init__": "self size dtype",
+        "UvaBackedTensor.copy_to_uva": "self",
+    },
+    "v1/core/sched/scheduler.py": {
+        "Scheduler.schedule": "self throttle_prefills",
+        "Scheduler._update_after_schedule": "self scheduler_output",
+        "Scheduler._update_request_with_output": "self request new_token_ids",
+    },
+    "v1/core/kv_cache_coordinator.py": {"KVCacheCoordinator.cache_blocks": "self request num_computed_tokens"},
+    "model_executor/models/config.py": {"VerifyAndUpdateConfig.verify_and_update_config": "vllm_config"},
+}
+"""First parameters of methods."""
+ATTRIBUTES = {
+    "v1/worker/gpu/input_batch.py": {
+        "InputBatch": "req_ids num_reqs num_tokens num_draft_tokens idx_mapping input_ids query_start_loc "
+        "logits_indices cu_num_logits cu_num_logits_np expanded_local_pos"
+    },
+    "v1/worker/gpu/states.py": {"RequestState": "num_computed_tokens total_len all_token_ids"},
+    "v1/worker/gpu/sample/output.py": {"SamplerOutput": "sampled_token_ids logprobs_tensors num_sampled num_rejected"},
+    "v1/core/sched/scheduler.py": {"Scheduler": "running requests kv_cache_manager"},
+    "v1/core/kv_cache_manager.py": {"KVCacheManager": "coordinator"},
+    "v1/core/sched/output.py": {"SchedulerOutput": "num_scheduled_tokens", "NewRequestData": "sampling_params"},
+    "v1/request.py": {"Request": "num_tokens is_prefill_chunk spec_token_ids sampling_params"},
+    "config/diffusion.py": {"DiffusionConfig": "canvas_length"},
+    "config/vllm.py": {
+        "VllmConfig": "additional_config diffusion_config speculative_config kv_transfer_config attention_config "
+        "use_v2_model_runner"
+    },
+    "config/parallel.py": {
+        "ParallelConfig": "worker_extension_cls pipeline_parallel_size tensor_parallel_size "
+        "enable_batch_sharded_sampling"
+    },
+    "config/scheduler.py": {
+        "SchedulerConfig": "scheduler_cls policy async_scheduling max_num_seqs max_num_batched_tokens "
+        "long_prefill_token_threshold"
+    },
+}
+"""Fields, properties, and attributes that a class sets on itself."""
+CALLS = {
+    "v1/worker/gpu/model_runner.py": [
+        "self.model_state.custom_sampler(self.sampler)",
+        "self.model_state.prepare_inputs(input_batch, self.req_states)",
+        "self.sampler(logits, input_batch)",
+    ],
+    "v1/worker/gpu/model_states/__init__.py": ["model.get_model_state_cls()"],
+}
+"""Calls by which vLLM reaches the plug-in, apart from spaces and line ends."""
+
+
+def roots() -> list[object]:
+    installed = find_spec("vllm")
+    unpacked = os.environ.get("VLLM_033")
+    return [
+        pytest.param(
+            Path(str(installed.origin)).parent if installed else None,
+            id="installed",
+            marks=pytest.mark.skipif(installed is None, reason="vLLM is missing: run make test-vllm"),
+        ),
+        pytest.param(
+            Path(unpacked or "."),
+            id="0.33",
+            marks=pytest.mark.skipif(unpacked is None, reason="VLLM_033 names no folder: run make test-vllm"),
+        ),
+    ]
+
+
+@cache
+def classes(path: Path) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
+
+
+def methods(definition: ast.ClassDef) -> dict[str, list[str]]:
+    return {
+        node.name: [argument.arg for argument in node.args.args]
+        for node in definition.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def attributes(definition: ast.ClassDef) -> set[str]:
+    fields = {
+        node.target.id
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    of_self = {
+        node.attr
+        for node in ast.walk(definition)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    return fields | of_self | set(methods(definition))
+
+
+@pytest.mark.parametrize("root", roots())
+def test_the_methods_that_the_plug_in_overrides_or_calls_have_the_parameters_it_gives(root):
+    for file, expected in METHODS.items():
+        for name, parameters in expected.items():
+            owner, method = name.split(".")
+            assert methods(classes(root / file)[owner])[method][: len(parameters.split())] == parameters.split(), name
+
+
+@pytest.mark.parametrize("root", roots())
+def test_the_attributes_that_the_plug_in_reads_or_sets_exist(root):
+    for file, expected in ATTRIBUTES.items():
+        for owner, names in expected.items():
+            assert set(names.split()) - attributes(classes(root / file)[owner]) == set(), owner
+
+
+@pytest.mark.parametrize("root", roots())
+def test_vllm_calls_the_hooks_as_the_plug_in_expects(root):
+    for file, calls in CALLS.items():
+        text = "".join((root / file).read_text().split())
+        for call in calls:
+            assert "".join(call.split()) in text, call
