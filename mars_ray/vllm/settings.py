@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
+from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, ModelError
 from mars_ray.model.card import CARD_FILE, Card, read_card
 from mars_ray.vllm.step_layout import draft_positions
@@ -21,6 +22,9 @@ class VllmSettings(BaseModel):
 
     threshold: Annotated[float, Field(ge=0, le=1)] = DEFAULT_THRESHOLD
     """Threshold of requests that set none; `set_mars_threshold` changes it while the engine runs."""
+    classes: Annotated[tuple[str, ...], Field(min_length=1)] = (STANDARD,)
+    """Service classes, each with a threshold of its own while the engine runs. Requests of other classes belong to the
+    first."""
     mode: Literal["threshold", "exact"] = "threshold"
     """With "exact", every token at a mask is verified, whatever threshold a request sets."""
     block: Annotated[int, Field(ge=2, le=64)]

@@ -4,6 +4,7 @@ Letters: R requests of a step, Q rows of logits of the widest request, N rows of
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from mars_ray.engine.stats.profile import GRID
 from mars_ray.vllm.lookahead_counters import LookaheadCounters
-from mars_ray.vllm.request_lookahead import lookahead_of
+from mars_ray.vllm.request_lookahead import class_index, lookahead_of
 from mars_ray.vllm.runner.model_config import settings_of
 from mars_ray.vllm.runner.step_sampler import StepSampler
 from mars_ray.vllm.step_layout import StepLayout, fed_ids, lay_out
@@ -59,16 +60,19 @@ class MarsModelState(DefaultModelState):
         self._threshold = UvaBackedTensor(slots, dtype=torch.float32)
         """Threshold of each request; NaN follows the engine."""
         self._floor = UvaBackedTensor(slots, dtype=torch.float32)
-        self._engine_threshold = torch.tensor(self.settings.threshold, device=device)
+        self._class = UvaBackedTensor(slots, dtype=torch.int64)
+        """Service class of each request, as an index into `_class_threshold`."""
+        self._class_threshold = torch.full((len(self.settings.classes),), self.settings.threshold, device=device)
         self.step: StepInFlight | None = None
         self.counters = LookaheadCounters(masks, GRID, device)
         self.step_times = StepTimes()
         self.refused = 0
         """Requests that asked for lookahead and decode one token at a time."""
 
-    def set_threshold(self, threshold: float) -> None:
-        """Set the threshold of requests that set none, from the next step on."""
-        self._engine_threshold.fill_(threshold)
+    def set_thresholds(self, by_class: Mapping[str, float]) -> None:
+        """Set the thresholds of requests that set none, by service class, from the next step on."""
+        for name, threshold in by_class.items():
+            self._class_threshold[self.settings.classes.index(name)] = threshold
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Take over a request, new or preempted before, in a slot."""
@@ -78,12 +82,13 @@ class MarsModelState(DefaultModelState):
         self._masks.np[req_index] = lookahead.masks
         self._threshold.np[req_index] = torch.nan if lookahead.threshold is None else lookahead.threshold
         self._floor.np[req_index] = lookahead.floor
+        self._class.np[req_index] = class_index(new_req_data.sampling_params, self.settings.classes)
         self.refused += lookahead.is_refused
 
     def apply_staged_writes(self) -> None:
         """Bring the parameters of new requests to the device."""
         super().apply_staged_writes()
-        for parameters in (self._masks, self._threshold, self._floor):
+        for parameters in (self._masks, self._threshold, self._floor, self._class):
             parameters.copy_to_uva()
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
@@ -131,7 +136,8 @@ class MarsModelState(DefaultModelState):
         if self.settings.mode == "exact":
             return torch.ones_like(total_R, dtype=torch.float32)
         own_R = self._threshold.gpu[slot_R]
-        threshold_R = torch.where(own_R.isnan(), self._engine_threshold.maximum(self._floor.gpu[slot_R]), own_R)
+        of_class_R = self._class_threshold[self._class.gpu[slot_R]]
+        threshold_R = torch.where(own_R.isnan(), of_class_R.maximum(self._floor.gpu[slot_R]), own_R)
         room = (1 + STEPS_IN_FLIGHT) * (1 + self.settings.draft_positions)
         return torch.where(self.max_model_len - total_R < room, 1.0, threshold_R)
 

@@ -1,5 +1,6 @@
 """Methods that `collective_rpc` calls in every worker while the engine runs."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,9 +20,16 @@ class MarsWorkerExtension:
 
     def set_mars_threshold(self, threshold: float) -> None:
         """Set the threshold of requests that set none, from the next step on. Raises `ConfigError` out of 0 to 1."""
-        if not 0 <= threshold <= 1:
-            raise ConfigError(f"threshold is {threshold}, must be 0 to 1.")
-        self._mars.set_threshold(threshold)
+        self.set_mars_thresholds(dict.fromkeys(self._mars.settings.classes, threshold))
+
+    def set_mars_thresholds(self, by_class: Mapping[str, float]) -> None:
+        """Set the thresholds of some service classes, as `set_mars_threshold` does for all of them."""
+        for name, threshold in by_class.items():
+            if name not in self._mars.settings.classes:
+                raise ConfigError(f"there is no class {name!r}; there are {', '.join(self._mars.settings.classes)}.")
+            if not 0 <= threshold <= 1:
+                raise ConfigError(f"threshold is {threshold}, must be 0 to 1.")
+        self._mars.set_thresholds(by_class)
 
     def mars_record(self) -> dict[str, Any]:
         """Return counts of lookahead, step times by positions, and the number of requests without lookahead."""
