@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm import LLMEngine, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from mars_ray.engine.core.limits import EngineLimits
@@ -53,10 +54,8 @@ class LLMEngineCore:
 
     def add(self, key: str, sequence: Sequence, params: SamplingParams) -> None:
         """Start a sequence. Only requests of one tenant share cached prefixes."""
-        prompt: dict[str, Any] = {"prompt_token_ids": list(sequence.request.prompt)}
-        if sequence.tenant:
-            prompt["cache_salt"] = sequence.tenant
-        self._engine.add_request(key, prompt, params)  # type: ignore[arg-type]
+        prompt = tokens_input(list(sequence.request.prompt), cache_salt=sequence.tenant or None)
+        self._engine.add_request(key, prompt, params)
 
     def abort(self, key: str) -> None:
         """End a sequence; its output of steps in flight is dropped."""

@@ -25,8 +25,8 @@ def problems(model: ResolvedModel, tuning: EngineTuning, adapters: Mapping[str |
         yield error
     if (family := model.config.model_type) not in ARCHITECTURE_OF:
         yield ModelError(
-            f"{model.folder} has model_type {family}; the engine vllm supports {', '.join(ARCHITECTURE_OF)}. Set engine to "
-            "mars."
+            f"{model.folder} has model_type {family}; the engine vllm supports {', '.join(ARCHITECTURE_OF)}. "
+            "Set engine to mars."
         )
     for option in OURS:
         if (value := getattr(tuning, option)) is not None:
