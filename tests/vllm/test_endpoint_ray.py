@@ -1,4 +1,4 @@
-"""`mars-ray serve` with two engines of vLLM: callers, thresholds from the controller, an engine killed in mid-stream."""
+"""`mars-ray serve` with two engines of vLLM: callers, the controller's thresholds, an engine killed."""
 
 import asyncio
 import threading

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from mars_ray.engine.core.limits import EngineLimits
 from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.vllm.forward_log import LoggedForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,9 @@ class DecodingCore(Protocol):
 
     def record(self) -> Mapping[str, Any]:
         """Return the counts of the plug-in (`mars_record`)."""
+
+    def forwards(self) -> list[LoggedForward]:
+        """Return the forwards of single requests since the last call (`mars_forwards`)."""
 
     def load(self) -> CoreLoad:
         """Return the use of the KV cache."""

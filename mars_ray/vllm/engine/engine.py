@@ -118,7 +118,7 @@ class VllmEngine:
     def state(self) -> EngineState:
         """Return a snapshot for operators and the controller."""
         load = self._core.load()
-        self._records.read(self._core.record())
+        self._records.read(self._core.record(), self._core.forwards())
         sequences = self._running.values()
         return EngineState(
             max_num_seqs=self.limits.max_num_seqs,

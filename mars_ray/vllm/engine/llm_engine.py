@@ -15,6 +15,7 @@ from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import ConfigError, RequestError
 from mars_ray.vllm.engine.core import CoreLoad, CoreOutput
 from mars_ray.vllm.engine.sampling import sampling_arguments
+from mars_ray.vllm.forward_log import LoggedForward
 from mars_ray.vllm.runner.model_config import settings_of
 
 
@@ -89,6 +90,11 @@ class LLMEngineCore:
         """Return the counts of the plug-in; all workers count the same."""
         record: Mapping[str, Any] = self._engine.collective_rpc("mars_record")[0]
         return record
+
+    def forwards(self) -> list[LoggedForward]:
+        """Return the forwards of single requests since the last call; all workers have the same."""
+        forwards: list[LoggedForward] = self._engine.collective_rpc("mars_forwards")[0]
+        return forwards
 
     def load(self) -> CoreLoad:
         """Return the use of the KV cache."""

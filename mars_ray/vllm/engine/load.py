@@ -55,7 +55,8 @@ def load_engine(model: ResolvedModel, options: EngineOptions) -> tuple[VllmEngin
     points = model.card.calibration if model.card else ()
     calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
     tokens = LoadedTokens(tokenizer, settings.mask_id, _stop_ids(model, tokenizer))
-    return VllmEngine(core, tokens, options, records=Records(Profile(core.block, calibration))), tokenizer
+    records = Records(Profile(core.block, calibration), tokens.stop_ids)
+    return VllmEngine(core, tokens, options, records=records), tokenizer
 
 
 def engine_arguments(model: ResolvedModel, options: EngineOptions, settings: VllmSettings) -> dict[str, Any]:

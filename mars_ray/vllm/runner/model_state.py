@@ -19,12 +19,13 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
 from mars_ray.engine.stats.profile import GRID
+from mars_ray.vllm.forward_log import ForwardLog
 from mars_ray.vllm.lookahead_counters import LookaheadCounters
 from mars_ray.vllm.request_lookahead import class_index, lookahead_of
 from mars_ray.vllm.runner.model_config import settings_of
 from mars_ray.vllm.runner.step_sampler import StepSampler
 from mars_ray.vllm.step_layout import StepLayout, fed_ids, lay_out
-from mars_ray.vllm.step_outcome import StepOutcome
+from mars_ray.vllm.step_outcome import StepOutcome, StepPredictions
 from mars_ray.vllm.step_times import StepTimes
 
 STEPS_IN_FLIGHT = 2
@@ -41,6 +42,8 @@ class StepInFlight:
     """Request of each row of logits, int64."""
     column_N: Tensor
     """Place of the row among the rows of its request, int64."""
+    fed_RQ: Tensor
+    """Token ids at the rows of each request, int64."""
     drafts_RK: Tensor
     threshold_R: Tensor
 
@@ -65,6 +68,7 @@ class MarsModelState(DefaultModelState):
         self._class_threshold = torch.full((len(self.settings.classes),), self.settings.threshold, device=device)
         self.step: StepInFlight | None = None
         self.counters = LookaheadCounters(masks, GRID, device)
+        self.forwards = ForwardLog(masks, slots, device)
         self.step_times = StepTimes()
         self.refused = 0
         """Requests that asked for lookahead and decode one token at a time."""
@@ -79,6 +83,7 @@ class MarsModelState(DefaultModelState):
         super().add_request(req_index, new_req_data)
         lookahead = lookahead_of(new_req_data.sampling_params, self.settings.block)
         self._num_drafts[req_index] = 0
+        self.forwards.begin(req_index)
         self._masks.np[req_index] = lookahead.masks
         self._threshold.np[req_index] = torch.nan if lookahead.threshold is None else lookahead.threshold
         self._floor.np[req_index] = lookahead.floor
@@ -125,7 +130,7 @@ class MarsModelState(DefaultModelState):
         ids_N = ids_RQ[request_N, column_N].to(batch.input_ids.dtype)
         # A request with one row reads a part of its prompt, or decodes one token that vLLM has put in place.
         batch.input_ids[row_N] = torch.where(rows_R[request_N] > 1, ids_N, batch.input_ids[row_N])
-        return StepInFlight(layout, slot_R, request_N, column_N, drafts_RK, self._thresholds(slot_R, total_R))
+        return StepInFlight(layout, slot_R, request_N, column_N, ids_RQ, drafts_RK, self._thresholds(slot_R, total_R))
 
     def _thresholds(self, slot_R: Tensor, total_R: Tensor) -> Tensor:
         """Return the threshold of each request in this step.
@@ -141,12 +146,14 @@ class MarsModelState(DefaultModelState):
         room = (1 + STEPS_IN_FLIGHT) * (1 + self.settings.draft_positions)
         return torch.where(self.max_model_len - total_R < room, 1.0, threshold_R)
 
-    def end_step(self, outcome: StepOutcome) -> None:
+    def end_step(self, predictions: StepPredictions, outcome: StepOutcome) -> None:
         """Keep the drafts of a step, and count it."""
-        assert self.step is not None
-        self._drafts[self.step.slot_R] = outcome.drafts_RK
-        self._num_drafts[self.step.slot_R] = outcome.num_drafts_R
-        self.counters.add(self.step.layout, outcome)
+        step = self.step
+        assert step is not None
+        self._drafts[step.slot_R] = outcome.drafts_RK
+        self._num_drafts[step.slot_R] = outcome.num_drafts_R
+        self.counters.add(step.layout, outcome)
+        self.forwards.add(step.slot_R, step.layout, step.fed_RQ, step.threshold_R, predictions, outcome)
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         """Return the sampler that verifies drafts and accepts tokens at masks; it needs no rejection sampler."""

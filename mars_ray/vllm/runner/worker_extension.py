@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mars_ray.errors import ConfigError
+from mars_ray.vllm.forward_log import LoggedForward
 from mars_ray.vllm.runner.model_state import MarsModelState
 
 
@@ -30,6 +31,10 @@ class MarsWorkerExtension:
             if not 0 <= threshold <= 1:
                 raise ConfigError(f"threshold is {threshold}, must be 0 to 1.")
         self._mars.set_thresholds(by_class)
+
+    def mars_forwards(self) -> list[LoggedForward]:
+        """Return the forwards of single requests since the last call, at most 1,024."""
+        return self._mars.forwards.drain()
 
     def mars_record(self) -> dict[str, Any]:
         """Return counts of lookahead, step times by positions, and the number of requests without lookahead."""
