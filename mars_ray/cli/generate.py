@@ -22,7 +22,7 @@ from mars_ray.cli.shared import (
     TemperatureOrModel,
     TensorParallelSize,
     VllmArg,
-    vllm_args,
+    vllm_options,
     with_worker_options,
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
@@ -133,13 +133,7 @@ def generate(
         sampling=replace(sampling, grammar=_grammar(schema, regex)),
         sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
-        workers=replace(
-            workers,
-            rehearse=rehearse,
-            engine=engine,
-            tensor_parallel_size=tensor_parallel_size or 1,
-            vllm_args=vllm_args(vllm_arg),
-        ),
+        workers=replace(workers, rehearse=rehearse, engine=engine, **vllm_options(tensor_parallel_size, vllm_arg)),
     )
     options = replace(options, template=_template(template), prompt_column=prompt_column, trace=trace)
     options = replace(options, format=file_format, limit=limit, new=new, retry_errors=retry_errors)

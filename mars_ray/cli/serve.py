@@ -14,7 +14,7 @@ from mars_ray.cli.shared import (
     Rehearse,
     TensorParallelSize,
     VllmArg,
-    vllm_args,
+    vllm_options,
 )
 
 SEVERAL = " Repeat NAME=DIR to serve several; callers choose one by using its name as the model."
@@ -53,8 +53,7 @@ def serve(
             "threads": threads,
             "rehearse": rehearse,
             "engine": engine,
-            "tensor_parallel_size": tensor_parallel_size,
-            "vllm_args": vllm_args(vllm_arg) or None,
+            **vllm_options(tensor_parallel_size, vllm_arg),
         },
         host=host,
         port=port,

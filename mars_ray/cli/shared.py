@@ -103,13 +103,14 @@ def _worker_options(
     return WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled)
 
 
-def vllm_args(options: list[str] | None) -> dict[str, Any]:
-    """Return the options `--vllm-arg NAME=VALUE` by name; a value that is JSON is read as JSON.
+def vllm_options(tensor_parallel_size: int | None, vllm_arg: list[str] | None) -> dict[str, Any]:
+    """Return the options of vLLM that are set, as fields of `EngineTuning`.
 
-    Raises `ConfigError` for an option without a name or a value.
+    The VALUE of an option `--vllm-arg NAME=VALUE` is read as JSON if it is JSON. Raises `ConfigError` for an option
+    without a name or a value.
     """
     arguments: dict[str, Any] = {}
-    for option in options or ():
+    for option in vllm_arg or ():
         name, equals, value = option.partition("=")
         if not name or not equals:
             raise ConfigError(f"--vllm-arg is {option!r}, must be NAME=VALUE.")
@@ -117,7 +118,8 @@ def vllm_args(options: list[str] | None) -> dict[str, Any]:
             arguments[name] = json.loads(value)
         except json.JSONDecodeError:
             arguments[name] = value
-    return arguments
+    given = {"tensor_parallel_size": tensor_parallel_size, "vllm_args": arguments}
+    return {name: value for name, value in given.items() if value}
 
 
 def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """vLLM behind the interface of our engine, in this process, compared with our own engine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -51,8 +51,8 @@ def request(name: str, prompt: Any, *, service_class: str = "standard", decode: 
     return Request(id=name, prompt=tokens, service_class=service_class, sampling=SAMPLING, decode=decode)
 
 
-def answers(llm: LLM, **asked: Any) -> list[tuple[Any, ...]]:
-    outputs = llm.chat(PROMPTS, asked.pop("sampling", SAMPLING), **asked)
+def answers(llm: LLM, prompts: Sequence[Any] = PROMPTS, **asked: Any) -> list[tuple[Any, ...]]:
+    outputs = llm.chat(prompts, asked.pop("sampling", SAMPLING), **asked)
     return [(a.text, a.token_ids, a.finish_reason) for output in outputs for a in output.outputs]
 
 
@@ -77,7 +77,8 @@ def test_one_token_at_a_time_gives_the_same(llm: LLM) -> None:
     ids=["stop strings", "lengths", "bias", "penalties"],
 )
 def test_parameters_of_greedy_requests_mean_the_same(llm: LLM, sampling: SamplingParams) -> None:
-    assert answers(llm, sampling=sampling, mode="exact") == answers(ours(), sampling=sampling, mode="exact")
+    some = PROMPTS[::3]
+    assert answers(llm, some, sampling=sampling, mode="exact") == answers(ours(), some, sampling=sampling, mode="exact")
 
 
 def test_logprobs_are_those_of_our_engine(llm: LLM) -> None:
@@ -92,8 +93,8 @@ def test_logprobs_are_those_of_our_engine(llm: LLM) -> None:
 
 
 def test_seeds_draw_the_same_again_and_n_answers_differ(llm: LLM) -> None:
-    drawn = SamplingParams(max_tokens=16, temperature=1.5, seed=11, n=2)
-    first, again = (answers(llm, sampling=drawn, mode=mode) for mode in ("exact", "ar"))
+    drawn = SamplingParams(max_tokens=12, temperature=1.5, seed=11, n=2)
+    first, again = (answers(llm, PROMPTS[:4], sampling=drawn, mode=mode) for mode in ("exact", "ar"))
     assert first == again
     assert any(one != other for one, other in zip(first[::2], first[1::2], strict=True))
 
@@ -130,7 +131,8 @@ def test_the_profile_predicts_the_tokens_per_forward_at_each_threshold(llm: LLM)
     for threshold in (1.0, 0.6):
         outputs = llm.chat(PROMPTS, SAMPLING, threshold=threshold)
         measured = sum(len(o.token_ids) for o in outputs) / sum(o.outputs[0].forwards for o in outputs)
-        assert points[threshold].tokens_per_forward == pytest.approx(measured, rel=0.15)
+        print(threshold, points[threshold].tokens_per_forward, measured)
+        assert points[threshold].tokens_per_forward == pytest.approx(measured, rel=0.1)
     audited = {point.threshold: point for point in llm.engine.state().profile}[0.6]
     assert audited.audited > 50
     assert audited.agreement is not None and 0.7 < audited.agreement <= 1
