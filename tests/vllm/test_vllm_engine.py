@@ -1,6 +1,7 @@
 """vLLM behind the interface of our engine, in this process, compared with our own engine."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -14,9 +15,13 @@ if find_spec("vllm") is None:  # importing it now would come before `interpreted
 # First: Triton reads TRITON_INTERPRET when torch or transformers import it.
 import tests.vllm.interpreted  # noqa: E402, F401, I001
 
+import torch  # noqa: E402
+import vllm.v1.worker.gpu.structured_outputs as bitmasks  # noqa: E402
+
 from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
 from mars_ray.engine.chunk import Chunk  # noqa: E402
 from mars_ray.engine.core.offline import run_steps  # noqa: E402
+from mars_ray.engine.grammar.spec import GrammarSpec  # noqa: E402
 from mars_ray.engine.mode import Mode  # noqa: E402
 from mars_ray.engine.request import DecodeParams, Request  # noqa: E402
 from mars_ray.engine.service_class import ServiceClass  # noqa: E402
@@ -30,6 +35,12 @@ PROMPTS = read_prompts(bundled_prompts())[::10]
 """24 prompts, at least one of each task family."""
 SAMPLING = SamplingParams(max_tokens=48)
 CLASSES = (ServiceClass(name="standard"), ServiceClass(name="first", priority=1))
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "city": {"enum": ["Paris", "Dallas", "Rome"]}},
+    "required": ["name", "city"],
+    "additionalProperties": False,
+}
 ARGUMENTS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 512}
 
 
@@ -61,8 +72,8 @@ def test_exact_answers_are_those_of_our_engine(llm: LLM) -> None:
 
 
 def test_one_token_at_a_time_gives_the_same(llm: LLM) -> None:
-    ar = llm.chat(PROMPTS[:6], SAMPLING, mode="ar")
-    assert [output.token_ids for output in ar] == [tokens for _, tokens, _ in answers(ours(), mode="ar")[:6]]
+    ar, theirs = (engine.chat(PROMPTS[:6], SAMPLING, mode="ar") for engine in (llm, ours()))
+    assert [output.token_ids for output in ar] == [output.token_ids for output in theirs]
     assert all(output.tokens_per_forward == 1 for output in ar)
 
 
@@ -90,6 +101,48 @@ def test_logprobs_are_those_of_our_engine(llm: LLM) -> None:
             assert one.chosen == pytest.approx(other.chosen, abs=1e-3)
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
             assert (one.start, len(one.top)) == (other.start, 3)
+
+
+class TorchBitmaskKernel:
+    """Does what vLLM's kernel for grammars does, which does not run under Triton's interpreter."""
+
+    def __getitem__(self, _grid: Any) -> Callable[..., None]:
+        return self.run
+
+    @staticmethod
+    def run(
+        logits: torch.Tensor,
+        _logits_stride: int,
+        indices: torch.Tensor,
+        first_rows: torch.Tensor,
+        bitmask: torch.Tensor,
+        _bitmask_stride: int,
+        vocabulary: int,
+        MASK_STRIDE: int,
+        BLOCK_SIZE: int,
+    ) -> None:
+        for packed, index in zip(bitmask, indices.tolist(), strict=True):
+            request, row = divmod(index, MASK_STRIDE)
+            if row < first_rows[request + 1] - first_rows[request]:
+                allowed = ((packed[:, None] >> torch.arange(32)) & 1).flatten()[:vocabulary]
+                logits[first_rows[request] + row, allowed == 0] = -torch.inf
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        GrammarSpec(kind="json_schema", text=json.dumps(SCHEMA)),
+        GrammarSpec(kind="json_object"),
+        GrammarSpec(kind="regex", text=r"[A-Z][a-z]+ [a-z]{3,9}!"),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_grammars_give_the_text_of_our_engine(llm: LLM, grammar: GrammarSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bitmasks, "_apply_grammar_bitmask_kernel", TorchBitmaskKernel())
+    sampling = SamplingParams(max_tokens=32, grammar=grammar)
+    mine, theirs = (engine.chat(PROMPTS[:3], sampling) for engine in (llm, ours()))
+    assert [output.text for output in mine] == [output.text for output in theirs]
+    assert [output.finish_reason for output in mine] == [output.finish_reason for output in theirs]
 
 
 def test_seeds_draw_the_same_again_and_n_answers_differ(llm: LLM) -> None:
@@ -125,13 +178,12 @@ def tokens_of(chunks: list[Chunk], name: str) -> tuple[int, ...]:
 
 
 def test_the_profile_predicts_the_tokens_per_forward_at_each_threshold(llm: LLM) -> None:
-    for _ in range(2):
-        llm.chat(PROMPTS, SAMPLING)
+    llm.chat(PROMPTS, SAMPLING)
     points = {point.threshold: point for point in llm.engine.state().profile}
     for threshold in (1.0, 0.6):
         outputs = llm.chat(PROMPTS, SAMPLING, threshold=threshold)
         measured = sum(len(o.token_ids) for o in outputs) / sum(o.outputs[0].forwards for o in outputs)
-        print(threshold, points[threshold].tokens_per_forward, measured)
+
         assert points[threshold].tokens_per_forward == pytest.approx(measured, rel=0.1)
     audited = {point.threshold: point for point in llm.engine.state().profile}[0.6]
     assert audited.audited > 50

@@ -7,14 +7,14 @@ from typing import Any
 from vllm import LLMEngine, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import tokens_input
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from mars_ray.engine.core.limits import EngineLimits
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import ConfigError, RequestError
 from mars_ray.vllm.engine.core import CoreLoad, CoreOutput
-from mars_ray.vllm.engine.sampling import sampling_arguments
+from mars_ray.vllm.engine.sampling import sampling_arguments, structured_outputs
 from mars_ray.vllm.forward_log import LoggedForward
 from mars_ray.vllm.runner.model_config import settings_of
 
@@ -49,7 +49,10 @@ class LLMEngineCore:
     def params(self, sequence: Sequence) -> SamplingParams:
         """Return vLLM's sampling parameters for a sequence. Raises `RequestError` for values that vLLM refuses."""
         try:
-            return SamplingParams(**sampling_arguments(sequence), output_kind=RequestOutputKind.DELTA)
+            grammar = sequence.request.sampling.grammar
+            outputs = StructuredOutputsParams(**structured_outputs(grammar)) if grammar else None
+            arguments = sampling_arguments(sequence) | {"structured_outputs": outputs}
+            return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA)
         except ValueError as error:
             raise RequestError(f"vLLM refuses the request: {str(error).rstrip('. ')}.") from error
 

@@ -73,6 +73,7 @@ def engine_arguments(model: ResolvedModel, options: EngineOptions, settings: Vll
         "hf_overrides": {"architectures": [ARCHITECTURE_OF[model.config.model_type]]},
         "additional_config": {KEY: {"threshold": options.threshold, "classes": class_names(options.classes)}},
         "generation_config": "vllm",  # requests bring their own sampling parameters
+        "structured_outputs_config": {"backend": "guidance"},  # the library that our grammars are written for
         "disable_log_stats": True,
     }
     for name in options.vllm_args:

@@ -1,10 +1,13 @@
 """Translate a sequence into the arguments of vLLM's `SamplingParams`. vLLM is not imported."""
 
+import json
 from typing import Any
 
+from mars_ray.engine.grammar.library import LAYOUT
+from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.errors import GrammarError, RequestError
+from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric
 
 SEEDS = 2**63
@@ -19,8 +22,6 @@ def check_request(request: Request) -> None:
         )
     if request.decode.adapter is not None:
         raise RequestError(f"adapter is {request.decode.adapter!r}; the engine vllm has no adapters.")
-    if request.sampling.grammar is not None:
-        raise GrammarError("grammars and JSON schemas need the engine mars.")
 
 
 def sampling_arguments(sequence: Sequence) -> dict[str, Any]:
@@ -44,6 +45,16 @@ def sampling_arguments(sequence: Sequence) -> dict[str, Any]:
         "extra_args": lookahead_arguments(sequence.request),
         "detokenize": False,
     }
+
+
+def structured_outputs(grammar: GrammarSpec) -> dict[str, Any]:
+    """Return the arguments of vLLM's `StructuredOutputsParams` for a grammar, with our layout of JSON."""
+    if grammar.kind == "regex":
+        return {"regex": grammar.text}
+    schema = json.loads(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
+    if not isinstance(schema, dict):  # a schema may be true, which allows any value
+        schema = {"allOf": [schema]}
+    return {"json": schema | {"x-guidance": LAYOUT}}
 
 
 def lookahead_arguments(request: Request) -> dict[str, Any]:
