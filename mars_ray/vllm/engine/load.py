@@ -68,6 +68,7 @@ def engine_arguments(model: ResolvedModel, options: EngineOptions, settings: Vll
         "model": str(model.folder),
         "dtype": model.dtype.name,
         "tensor_parallel_size": options.tensor_parallel_size,
+        "distributed_executor_backend": "mp" if options.tensor_parallel_size > 1 else None,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_seqs * positions + options.max_prefill_tokens,
         "hf_overrides": {"architectures": [ARCHITECTURE_OF[model.config.model_type]]},
