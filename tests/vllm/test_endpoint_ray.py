@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
-import openai
 import pytest
-from openai import AsyncOpenAI
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I001
+
+import httpx2  # noqa: E402
+import openai  # noqa: E402
+from openai import AsyncOpenAI  # noqa: E402
 
 from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
 from mars_ray.load.client import Target  # noqa: E402

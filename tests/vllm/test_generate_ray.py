@@ -9,13 +9,14 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-import psutil
-import pyarrow.parquet as pq
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I001
+
+import psutil  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 
 from mars_ray.batch.output.ledger import LEDGER, rows_done  # noqa: E402
 from mars_ray.data.tasks.split import mixture  # noqa: E402
