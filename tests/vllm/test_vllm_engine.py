@@ -41,13 +41,16 @@ SCHEMA = {
     "required": ["name", "city"],
     "additionalProperties": False,
 }
-ARGUMENTS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 512}
+ARGUMENTS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 512, "async_scheduling": True}
+"""Scheduling is asynchronous, as on a GPU; engines in processes of their own wait for each step on a CPU."""
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     options = EngineOptions(max_num_seqs=8, classes=CLASSES, vllm_args=ARGUMENTS)
     with LLM("bundled", dtype="float32", engine="vllm", options=options) as llm:
+        config = llm.engine._core._engine.vllm_config  # type: ignore[attr-defined]
+        assert config.scheduler_config.async_scheduling
         yield llm
 
 
