@@ -16,9 +16,13 @@ from mars_ray.cli.shared import (
     WITH_ERRORS,
     AdapterOption,
     AsJson,
+    EngineOption,
     Model,
     Rehearse,
     TemperatureOrModel,
+    TensorParallelSize,
+    VllmArg,
+    vllm_options,
     with_worker_options,
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
@@ -104,6 +108,9 @@ def generate(
     new: New = False,
     retry_errors: RetryErrors = False,
     rehearse: Rehearse = None,
+    engine: EngineOption = None,
+    tensor_parallel_size: TensorParallelSize = None,
+    vllm_arg: VllmArg = None,
     as_json: AsJson = False,
     *,
     workers: "WorkerOptions",
@@ -126,7 +133,7 @@ def generate(
         sampling=replace(sampling, grammar=_grammar(schema, regex)),
         sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
-        workers=replace(workers, rehearse=rehearse),
+        workers=replace(workers, rehearse=rehearse, engine=engine, **vllm_options(tensor_parallel_size, vllm_arg)),
     )
     options = replace(options, template=_template(template), prompt_column=prompt_column, trace=trace)
     options = replace(options, format=file_format, limit=limit, new=new, retry_errors=retry_errors)

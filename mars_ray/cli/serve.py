@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.shared import ADAPTER_HELP, MODEL_HELP, QuantizeOption, Rehearse
+from mars_ray.cli.shared import (
+    ADAPTER_HELP,
+    MODEL_HELP,
+    EngineOption,
+    QuantizeOption,
+    Rehearse,
+    TensorParallelSize,
+    VllmArg,
+    vllm_options,
+)
 
 SEVERAL = " Repeat NAME=DIR to serve several; callers choose one by using its name as the model."
 
@@ -21,6 +30,9 @@ def serve(
         typer.Option(min=1, help="Threads and CPUs per engine. Default: engines share the CPUs of this machine."),
     ] = None,
     rehearse: Rehearse = None,
+    engine: EngineOption = None,
+    tensor_parallel_size: TensorParallelSize = None,
+    vllm_arg: VllmArg = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on. Without API keys, it must be a loopback address.")
     ] = None,
@@ -36,7 +48,13 @@ def serve(
         config,
         model=model,
         adapters=adapter or (),
-        engine={"quantize": quantize, "threads": threads, "rehearse": rehearse},
+        engine={
+            "quantize": quantize,
+            "threads": threads,
+            "rehearse": rehearse,
+            "engine": engine,
+            **vllm_options(tensor_parallel_size, vllm_arg),
+        },
         host=host,
         port=port,
     )

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.engine.options import Quantize
-from mars_ray.errors import OutputError
+from mars_ray.engine.options import EngineName, Quantize
+from mars_ray.errors import ConfigError, OutputError
 from mars_ray.model.dtype import DtypeOrAuto
 
 if TYPE_CHECKING:
@@ -55,6 +55,17 @@ Rehearse = Annotated[
     str | None,
     typer.Option(help="Take the step times of another machine and network, such as h200/qwen2.5-7b or a YAML file."),
 ]
+EngineOption = Annotated[
+    EngineName | None,
+    typer.Option("--engine", help="Engine that decodes. Default: vllm on a GPU where it is installed, otherwise mars."),
+]
+TensorParallelSize = Annotated[
+    int | None, typer.Option(min=1, help="GPUs that share one copy of the model; above 1 only with vllm. Default: 1.")
+]
+VllmArg = Annotated[
+    list[str] | None,
+    typer.Option(help="Argument of vLLM, such as gpu_memory_utilization=0.8; repeat it for several."),
+]
 Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 WITH_ERRORS = 3
@@ -90,6 +101,25 @@ def _worker_options(
     from mars_ray.batch.run.options import WorkerOptions
 
     return WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled)
+
+
+def vllm_options(tensor_parallel_size: int | None, vllm_arg: list[str] | None) -> dict[str, Any]:
+    """Return the options of vLLM that are set, as fields of `EngineTuning`.
+
+    The VALUE of an option `--vllm-arg NAME=VALUE` is read as JSON if it is JSON. Raises `ConfigError` for an option
+    without a name or a value.
+    """
+    arguments: dict[str, Any] = {}
+    for option in vllm_arg or ():
+        name, equals, value = option.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--vllm-arg is {option!r}, must be NAME=VALUE.")
+        try:
+            arguments[name] = json.loads(value)
+        except json.JSONDecodeError:
+            arguments[name] = value
+    given = {"tensor_parallel_size": tensor_parallel_size, "vllm_args": arguments}
+    return {name: value for name, value in given.items() if value}
 
 
 def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """Options of one engine. This module imports no torch, because processes that only configure engines import it."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,9 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
+
+EngineName = Literal["mars", "vllm"]
+"""Engines: `mars` is the one of this package, `vllm` is vLLM with the plug-in of `mars_ray/vllm`."""
 
 Quantize = Literal["int8", "int4"]
 """Number format of the weights of linear layers: 8 bits, or 4 bits with 8 bits in the output head. Inputs are rounded
@@ -46,6 +50,9 @@ def modelled_step_time(machine: str) -> str:
 class EngineTuning:
     """Sizes and number formats of an engine: the options shared by Python, jobs and Serve config files."""
 
+    engine: EngineName | None = None
+    """Engine that decodes. None chooses vLLM on a CUDA GPU if vLLM is installed and supports the model and the other
+    options, and `mars` otherwise."""
     max_num_seqs: AtLeastOne | None = None
     """Maximum number of sequences decoded together. None chooses the number by device."""
     max_kv_tokens: AtLeastOne | None = None
@@ -60,11 +67,15 @@ class EngineTuning:
     rehearse: Annotated[str, AfterValidator(_machine_in_a_file)] | None = None
     """Machine and network whose step times the engine takes, such as 'h200/qwen2.5-7b', or a YAML file that every node
     has. Faster steps wait, and slower steps are counted. None takes the time of this machine."""
+    tensor_parallel_size: AtLeastOne = 1
+    """Number of GPUs that share one copy of the model. Above 1, the engine must be vLLM."""
+    vllm_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's `EngineArgs`, such as `gpu_memory_utilization`. Only for the engine `vllm`."""
 
     @property
     def tuning(self) -> dict[str, Any]:
         """The options of `EngineTuning` by name, as keyword arguments for another class with the same options."""
-        return {field.name: getattr(self, field.name) for field in fields(EngineTuning)}
+        return {option.name: getattr(self, option.name) for option in fields(EngineTuning)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
@@ -10,7 +11,7 @@ from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
+from mars_ray.engine.options import DEFAULT_OPTIONS, EngineName, EngineOptions
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import Request, SamplingParams
@@ -46,12 +47,13 @@ class AsyncLLM:
         *,
         adapter: str | None = None,
         dtype: DtypeOrAuto = "auto",
+        engine: EngineName | None = None,
         options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._model = model
         self._adapter = adapter
         self._dtype = dtype
-        self._options = options
+        self._options = options if engine is None else replace(options, engine=engine)
 
     async def __aenter__(self) -> Self:
         model = await asyncio.to_thread(open_model, self._model)

@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 from mars_ray.adapter.card import resolve_adapter, unnamed
-from mars_ray.engine.core.load import best_device, load_engine
+from mars_ray.engine.core.load import best_device
 from mars_ray.engine.core.offline import run_steps
+from mars_ray.engine.core.start import start_engine
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
+from mars_ray.engine.options import DEFAULT_OPTIONS, EngineName, EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
@@ -33,8 +35,9 @@ class LLM:
 
     `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is "smollm2", a
     folder, or a name on a hub. An adapter must have been trained for this model; it proposes tokens and leaves the
-    model unchanged. `dtype` is "auto", "float32" or "bfloat16". `options` configure the engine; their defaults depend
-    on the model and the free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an
+    model unchanged. `dtype` is "auto", "float32" or "bfloat16". `engine` is "mars", "vllm", or None, which chooses
+    vLLM on a GPU where it is installed. `options` configure the engine; their defaults depend on the model and the free
+    memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an
     adapter of another model, and `ConfigError` for sizes that the engine does not support.
     """
 
@@ -44,6 +47,7 @@ class LLM:
         *,
         adapter: str | None = None,
         dtype: DtypeOrAuto = "auto",
+        engine: EngineName | None = None,
         options: EngineOptions = DEFAULT_OPTIONS,
     ) -> None:
         adapter_folder = resolve_adapter(adapter)
@@ -51,8 +55,8 @@ class LLM:
         self.dtype = resolved.dtype
         self.default_sampling_params = SamplingParams(**generation_defaults(resolved.folder))
         """Sampling parameters from the model's generation_config.json, used if a call passes none."""
-        self.engine, checkpoint = load_engine(resolved, options, unnamed(adapter_folder))
-        self.tokenizer = checkpoint.tokenizer
+        options = options if engine is None else replace(options, engine=engine)
+        self.engine, self.tokenizer = start_engine(resolved, options, unnamed(adapter_folder))
 
     def generate(
         self,

@@ -4,7 +4,7 @@ The keys are `mode`, `threshold`, `threshold_floor` and `block`, with the meanin
 Other keys belong to others and are ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mars_ray.engine.mode import Mode
@@ -47,6 +47,12 @@ def decode_params(extra_args: Mapping[str, Any] | None) -> DecodeParams:
             raise RequestError(f"mode is {fields['mode']!r}; choose one of {', '.join(Mode)}.")
         fields["mode"] = Mode(fields["mode"])
     return DecodeParams(**fields)
+
+
+def class_index(sampling: VllmSampling | None, classes: Sequence[str]) -> int:
+    """Return the index of a request's service class in `classes`. Requests of other classes belong to the first."""
+    name = (sampling.extra_args or {}).get("service_class") if sampling else None
+    return classes.index(name) if name in classes else 0
 
 
 def lookahead_of(sampling: VllmSampling | None, block: int) -> RequestLookahead:

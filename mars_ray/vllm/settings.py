@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mars_ray.adapter.card import check_base, read_adapter_card, resolve_adapter
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
+from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, ModelError
 from mars_ray.model.card import CARD_FILE, read_card
 from mars_ray.vllm.step_layout import draft_positions
@@ -22,6 +23,9 @@ class VllmSettings(BaseModel):
 
     threshold: Annotated[float, Field(ge=0, le=1)] = DEFAULT_THRESHOLD
     """Threshold of requests that set none; `set_mars_threshold` changes it while the engine runs."""
+    classes: Annotated[tuple[str, ...], Field(min_length=1)] = (STANDARD,)
+    """Service classes, each with a threshold of its own while the engine runs. Requests of other classes belong to the
+    first."""
     mode: Literal["threshold", "exact"] = "threshold"
     """With "exact", every token at a mask is verified, whatever threshold a request sets."""
     block: Annotated[int, Field(ge=2, le=64)]

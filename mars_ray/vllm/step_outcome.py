@@ -65,15 +65,15 @@ def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor
     token_RQ = predictions.token_RQ.gather(1, row_RQ)
     offset_1K = torch.arange(masks, device=threshold_R.device)[None]
 
-    is_right_RK = (_columns(token_RQ, offset_1K) == fed_drafts_RK) & (offset_1K < layout.drafts_R[:, None])
+    is_right_RK = (columns(token_RQ, offset_1K) == fed_drafts_RK) & (offset_1K < layout.drafts_R[:, None])
     right_R = _leading(is_right_RK)
 
     mask_RK = layout.drafts_R[:, None] + 1 + offset_1K  # columns of the predictions at masks
     is_read_RK = (offset_1K < layout.masks_R[:, None]) & (right_R == layout.drafts_R)[:, None]
     changed_RQ = ~predictions.is_argmax_RQ.gather(1, row_RQ)
-    is_read_RK &= _columns(changed_RQ, mask_RK - 1).long().cumsum(dim=1) == 0
-    at_mask_changed_RK = _columns(changed_RQ, mask_RK)
-    confidence_RK = _columns(predictions.confidence_RQ.gather(1, row_RQ), mask_RK)
+    is_read_RK &= columns(changed_RQ, mask_RK - 1).long().cumsum(dim=1) == 0
+    at_mask_changed_RK = columns(changed_RQ, mask_RK)
+    confidence_RK = columns(predictions.confidence_RQ.gather(1, row_RQ), mask_RK)
 
     passes_RK = is_read_RK & ~at_mask_changed_RK & (confidence_RK >= threshold_R[:, None])
     accepted_R = _leading(passes_RK & (threshold_R < 1)[:, None])
@@ -82,7 +82,7 @@ def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor
     likely_RK = torch.where(after_RK, confidence_RK, 1.0).cumprod(dim=1)
     num_read_R = _leading(is_read_RK & ((likely_RK >= LEAST_LIKELY) | ~after_RK))
     num_drafts_R = (num_read_R - accepted_R).clamp(min=0)
-    drafts_RK = _columns(_columns(token_RQ, mask_RK), accepted_R[:, None] + offset_1K)
+    drafts_RK = columns(columns(token_RQ, mask_RK), accepted_R[:, None] + offset_1K)
 
     samples_R = layout.samples_R
     return StepOutcome(
@@ -98,7 +98,7 @@ def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor
     )
 
 
-def _columns(values_RQ: Tensor, index_RK: Tensor) -> Tensor:
+def columns(values_RQ: Tensor, index_RK: Tensor) -> Tensor:
     """Return the values at the given columns; columns beyond the last repeat the last."""
     index_RK = index_RK.clamp(max=values_RQ.shape[1] - 1).expand(values_RQ.shape[0], -1)
     return values_RQ.gather(1, index_RK)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.batch.run.placement import NodeResources, place_workers
-from mars_ray.errors import ClusterError
+from mars_ray.errors import ClusterError, ConfigError
 
 SMALL, MIDDLE, LARGE = 1, 3, 140
 """Threads that suit models of 3 million, 135 million and 7 billion parameters."""
@@ -118,3 +118,12 @@ def test_too_many_are_refused_with_what_there_is() -> None:
         place_workers(nodes, WorkerOptions(count=2, cpus=3), threads=SMALL)
     with pytest.raises(ClusterError, match="A worker with 4 CPU does not fit"):
         place_workers(nodes, WorkerOptions(cpus=4), threads=SMALL)
+
+
+def test_a_model_on_several_gpus_needs_a_worker_with_as_many() -> None:
+    with pytest.raises(ConfigError, match="set gpus to 4"):
+        WorkerOptions(gpus=1, tensor_parallel_size=4).check()
+    four = WorkerOptions(gpus=4, tensor_parallel_size=4)
+    four.check()
+    places = place_workers(cluster([NodeResources(16, 8), NodeResources(16, 2)]), four, threads=LARGE)
+    assert [place.node for place in places] == ["n0", "n0"]

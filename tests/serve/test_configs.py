@@ -363,3 +363,18 @@ def test_the_bundled_model_and_one_that_only_the_nodes_have_stay_as_written(
     (tmp_path / "bundled").mkdir()
     assert read_deploy_file(None, model="bundled")["applications"][0]["args"]["model"] == "bundled"
     assert read_deploy_file(None, model="/models/far")["applications"][0]["args"]["model"] == "/models/far"
+
+
+def test_an_engine_of_several_gpus_reserves_them_for_each_replica_on_one_node() -> None:
+    args = {"engine": {"engine": "vllm", "tensor_parallel_size": 2, "threads": 3}}
+    assert deployments_of(args)["Engine"].ray_actor_options == {"num_cpus": 3, "num_gpus": 2}
+    assert "num_gpus" not in deployments_of({"engine": "vllm"})["Engine"].ray_actor_options
+
+
+def test_the_engine_may_be_its_name_alone(written: Callable[[Any], Path]) -> None:
+    assert parse_config({"engine": "vllm"}).engine.engine == "vllm"
+    fields = {"applications": [{"name": "mars", "import_path": "x:y", "args": {"engine": "vllm"}}]}
+    read = read_deploy_file(written(fields), engine={"threads": 2})
+    assert read["applications"][0]["args"]["engine"] == {"engine": "vllm", "threads": 2}
+    with pytest.raises(ConfigError, match=r"engine\.engine: Input should be 'mars' or 'vllm'; it is 'other'"):
+        parse_config({"engine": "other"})

@@ -7,6 +7,7 @@ from mars_ray.adapter.card import AdapterCard, check_base, read_adapter_card, re
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
+from mars_ray.engine.choose_engine import check_engine
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions, checked_machine, modelled_step_time
 from mars_ray.engine.process.messages import EngineSpec
@@ -84,6 +85,7 @@ def plan_engines(
         card = read_adapter_card(adapter_folder)
         check_base(card, adapter_folder, resolved.folder)
     control, decode = _control(decode, card, deadline_s, max_quality_loss)
+    check_engine(resolved, workers, unnamed(adapter_folder))
     threads = suitable_threads(resolved.folder)
     return EnginePlan(workers=workers, model=resolved, adapter=adapter_folder, threads=threads, control=control), decode
 

@@ -115,6 +115,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         "adapter": folder_digest(engines.adapter) if engines.adapter else None,
         "dtype": model.dtype.name,
         "quantize": options.workers.quantize,
+        "engine": options.workers.engine,
         "rehearse": engines.workers.rehearse,
         "threshold": engines.control.ceiling,
         "row_format": "openai" if openai else "plain",

@@ -37,6 +37,11 @@ class WorkerOptions(EngineTuning):
             raise ConfigError(f"cpus is {self.cpus}, must be above 0.")
         if not 0 <= self.gpus < math.inf:
             raise ConfigError(f"gpus is {self.gpus}, must be at least 0.")
+        if self.tensor_parallel_size > 1 and self.gpus != self.tensor_parallel_size:
+            raise ConfigError(
+                f"gpus is {self.gpus:g} and tensor_parallel_size {self.tensor_parallel_size}; set gpus to "
+                f"{self.tensor_parallel_size}, because a worker needs a GPU for each part of the model."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ from collections import abc
 
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason
 from mars_ray.engine.core.adapters import Adapters, AdaptersByName
-from mars_ray.engine.core.limits import EngineLimits, resolve_limits
+from mars_ray.engine.core.limits import resolve_limits
+from mars_ray.engine.core.sequences import ClassThresholds, new_sequences
 from mars_ray.engine.execution.choose_runner import choose_runner
 from mars_ray.engine.execution.input_packer import InputPacker
 from mars_ray.engine.execution.model_runner import ForwardOutput
@@ -22,11 +23,10 @@ from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
-from mars_ray.engine.request import LOSSLESS, Acceptance, Request
+from mars_ray.engine.request import LOSSLESS, Request
 from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, picks_of, record
 from mars_ray.engine.sampling.proposals import logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
-from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import class_names
@@ -41,33 +41,6 @@ from mars_ray.model.checkpoint import Checkpoint
 
 AUDIT_EVERY = 16
 """Number of steps between two audits. An audit compares tokens accepted at masks with the model's own choice."""
-
-
-class ClassThresholds:
-    """Threshold of each class of service, for requests that do not set one."""
-
-    def __init__(self, by_class: abc.Mapping[str, float]) -> None:
-        self.by_class: dict[str, float] = dict(by_class)
-        self.changes = 0
-        """Number of times the threshold of a class changed."""
-        self.set(by_class)
-
-    def set(self, by_class: abc.Mapping[str, float]) -> None:
-        """Set the thresholds of some classes.
-
-        Raises `ConfigError` for an unknown class or a value out of range, in which case no threshold changes.
-        """
-        for name, value in by_class.items():
-            if name not in self.by_class:
-                raise ConfigError(f"there is no class {name!r}; there are {', '.join(self.by_class)}.")
-            if not 0 <= value <= 1:
-                raise ConfigError(f"threshold is {value}; it must be from 0 to 1.")
-        self.changes += sum(value != self.by_class[name] for name, value in by_class.items())
-        self.by_class |= by_class
-
-    def acceptance(self, sequence: Sequence) -> Acceptance | None:
-        """Return the condition for accepting tokens at masks in a sequence now; None if the sequence gets no masks."""
-        return sequence.request.decode.acceptance(self.by_class[sequence.service_class])
 
 
 class Engine:
@@ -151,7 +124,9 @@ class Engine:
         """Return a snapshot for operators and the controller."""
         return EngineState(
             max_num_seqs=self.limits.max_num_seqs,
-            classes=self._stats.class_states(self._scheduler, self._thresholds.by_class),
+            classes=self._stats.class_states(
+                self._scheduler.running, self._scheduler.waiting, self._thresholds.by_class
+            ),
             tokens_running=sum(sequence.num_output_tokens for sequence in self._scheduler.running),
             kv_cache_usage=self._slots.used_tokens / self.limits.max_kv_tokens,
             kv_tokens=self._stats.kv_tokens,
@@ -172,12 +147,9 @@ class Engine:
         self._adapters.check(request)
         if request.id in self._requests:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
-        if request.service_class not in self._thresholds.by_class:
-            raise RequestError(
-                f"service_class is {request.service_class!r}; this engine has {', '.join(self._thresholds.by_class)}."
-            )
+        self._thresholds.check_class(request)
         seed = self._new_seed() if request.sampling.seed is None else request.sampling.seed
-        sequences = _new_sequences(request, seed, self._checkpoint, self.limits, self.grammars)
+        sequences = new_sequences(request, seed, self._checkpoint, self.limits, self.grammars)
         self._stats.arrived(request)
         self._scheduler.add(sequences)
         self._requests[request.id] = sequences
@@ -322,28 +294,3 @@ class Engine:
         self.clear_cache()
         self._cache.resize(0, 0)
         return chunks
-
-
-def _new_sequences(
-    request: Request, seed: int, checkpoint: Checkpoint, limits: EngineLimits, grammars: Grammars
-) -> list[Sequence]:
-    """Return the n sequences of a valid request. Raises `GrammarError` for an unusable grammar."""
-    sampling = request.sampling
-    max_tokens = min(sampling.max_tokens, limits.max_model_len - len(request.prompt))
-    stop_ids = sampling.stop_ids | (frozenset() if sampling.ignore_eos else checkpoint.stop_ids)
-    sequences = []
-    for index in range(sampling.n):
-        matcher = None if sampling.grammar is None else grammars.matcher(sampling.grammar, stop_ids)
-        sequence = Sequence(
-            request=request,
-            index=index,
-            seed=(seed + index) % 2**64,
-            max_tokens=max_tokens,
-            stop_ids=stop_ids,
-            detokenizer=IncrementalDetokenizer(checkpoint.tokenizer, sampling.stop),
-            tokens=list(request.prompt),
-            matcher=matcher,
-            draft_tokens=matcher.take_forced(max_tokens) if matcher else [],  # fed together with the prompt
-        )
-        sequences.append(sequence)
-    return sequences

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.decoding_engine import DecodingEngine
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError
 
@@ -26,7 +26,7 @@ class OfflineResult:
     """The error that ended the request early, if any; text and tokens are then partial."""
 
 
-def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
+def decode_all(engine: DecodingEngine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
     """Yield the answer to each request when it is complete.
 
     Raises the errors of `Engine.add`, and any error that ends a request early.
@@ -37,7 +37,7 @@ def decode_all(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineR
         yield result
 
 
-def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
+def decode_each(engine: DecodingEngine, requests: Iterable[Request]) -> Iterator[OfflineResult]:
     """Yield the answer to each request when the request has ended. After an error, the answer may be partial.
 
     Raises the errors of `Engine.add`.
@@ -61,7 +61,7 @@ def decode_each(engine: Engine, requests: Iterable[Request]) -> Iterator[Offline
 
 
 def run_steps(
-    engine: Engine, requests: Iterable[Request] = (), *, at_a_time: int | None = None
+    engine: DecodingEngine, requests: Iterable[Request] = (), *, at_a_time: int | None = None
 ) -> Iterator[list[Chunk]]:
     """Yield the chunks of each step until all requests have ended, including requests that are already in the engine.
 
@@ -77,7 +77,7 @@ def run_steps(
         yield engine.step()
 
 
-def _has_room(engine: Engine, at_a_time: int | None) -> bool:
+def _has_room(engine: DecodingEngine, at_a_time: int | None) -> bool:
     if at_a_time is None:
         return engine.waiting < engine.limits.max_num_seqs
     return engine.running + engine.waiting < at_a_time

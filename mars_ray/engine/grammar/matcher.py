@@ -7,24 +7,41 @@ the previous tokens, not on the way they were decoded, so grammars work the same
 from collections import OrderedDict
 from copy import copy
 from itertools import takewhile
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from mars_ray.engine.grammar.library import GrammarTokenizer, compile_grammar, mask_of
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import GrammarError, StepError
-from mars_ray.model.checkpoint import Checkpoint
 
 KEPT = 16
 """Maximum number of grammars to keep among those compiled without `prepare`."""
 
 
+class ModelTokens(Protocol):
+    """The tokenizer of a model and its special tokens, such as a `Checkpoint`."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+
+    @property
+    def mask_id(self) -> int:
+        """Id of the mask token."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a response."""
+
+
 class Grammars:
     """Compiled grammars for the tokenizer of a checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, vocabulary: int) -> None:
+    def __init__(self, checkpoint: ModelTokens, vocabulary: int) -> None:
         self._checkpoint = checkpoint
         self._vocabulary = vocabulary
         self._prepared: dict[GrammarSpec, LLMatcher] = {}

@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.decoding_engine import DecodingEngine
 from mars_ray.engine.grammar.library import GrammarTokenizer
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.options import modelled_step_time
@@ -33,7 +33,7 @@ from mars_ray.engine.process.messages import (
     SetThresholds,
     Started,
 )
-from mars_ray.errors import GrammarError, MarsRayError, StepError
+from mars_ray.errors import GrammarError, MarsRayError, ReplicaLostError, StepError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ COMPILING = 4
 """Maximum number of grammars compiled at the same time."""
 
 
-def serve_engine(engine: Engine, orders: OrderSocket) -> None:
+def serve_engine(engine: DecodingEngine, orders: OrderSocket) -> None:
     """Handle orders and run steps until the other end closes the socket."""
     alive: dict[str, int] = {}
     """Number of running sequences of each request."""
@@ -70,7 +70,9 @@ def serve_engine(engine: Engine, orders: OrderSocket) -> None:
         engine.close()
 
 
-def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
+def _obey(
+    order: Order, engine: DecodingEngine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector
+) -> None:
     match order:
         case Add(request, stream):
             try:
@@ -93,7 +95,7 @@ def _obey(order: Order, engine: Engine, orders: OrderSocket, alive: dict[str, in
                 log.error("the thresholds are unchanged: %s", error)
 
 
-def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
+def _prepare(grammar: GrammarSpec, engine: DecodingEngine, orders: OrderSocket) -> None:
     """Compile a grammar in this thread and send `Prepared`. The compiler releases the interpreter lock."""
     error: MarsRayError | None = None
     try:
@@ -107,9 +109,11 @@ def _prepare(grammar: GrammarSpec, engine: Engine, orders: OrderSocket) -> None:
         orders.send(Prepared(grammar, error))
 
 
-def _step(engine: Engine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
+def _step(engine: DecodingEngine, orders: OrderSocket, alive: dict[str, int], collector: ChunkCollector) -> None:
     try:
         chunks = engine.step()
+    except ReplicaLostError:
+        raise
     except Exception as error:  # even after a bug in the engine, all requests must end
         log.exception("a step failed")
         for request_id in alive:
@@ -147,17 +151,18 @@ def main(descriptor: int) -> None:
     serve_engine(engine, orders)
 
 
-def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
+def _start(spec: EngineSpec) -> tuple[DecodingEngine, EngineFacts]:
     import torch
 
-    from mars_ray.engine.core.load import best_device, load_engine
+    from mars_ray.engine.core.load import best_device
+    from mars_ray.engine.core.start import start_engine
     from mars_ray.model.folder import check_folder
     from mars_ray.model.token_bytes import token_bytes
 
     torch.set_num_threads(spec.threads)
     device = best_device()
     model = check_folder(spec.folder, spec.dtype, device)
-    engine, checkpoint = load_engine(model, spec.options, spec.adapters)
+    engine, tokenizer = start_engine(model, spec.options, spec.adapters)
     # Standard error goes to the log of the parent process.
     print(f"engine on {device}, {engine.kernels}; {model.dtype.name}: {model.dtype.reason}", file=sys.stderr)
     rehearsal = engine.state().rehearsal
@@ -167,12 +172,12 @@ def _start(spec: EngineSpec) -> tuple[Engine, EngineFacts]:
         max_model_len=engine.limits.max_model_len,
         vocab_size=engine.limits.vocab_size,
         block=engine.block,
-        token_bytes=token_bytes(checkpoint.tokenizer),
+        token_bytes=token_bytes(tokenizer),
         rehearsal=rehearsal.name if rehearsal else None,
     )
 
 
-def _grammar_tokenizer(engine: Engine) -> GrammarTokenizer | None:
+def _grammar_tokenizer(engine: DecodingEngine) -> GrammarTokenizer | None:
     """Load the tokenizer for grammars before the first step, so that no step waits for it."""
     try:
         return engine.grammars.load()

@@ -61,7 +61,7 @@ def advance(sequence: Sequence, verification: Verification) -> Emitted:
     # The cache now holds the fed tokens and the right drafts. Entries of masks and wrong drafts will be overwritten.
     sequence.num_computed_tokens = len(sequence.tokens) + verification.num_accepted_drafts
     sequence.forwards += 1
-    emitted = _emit(sequence, gained, ended)
+    emitted = emit(sequence, gained, ended)
     sequence.tokens += emitted.tokens
     sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens))
     return emitted
@@ -88,7 +88,7 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
     return gained, matcher.ended
 
 
-def _emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
+def emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
     """Cut `gained` at a stop token, a stop string or the token limit, and return the remaining tokens and their text.
 
     `ended` means that nothing can follow `gained`.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mars_ray.engine.request import Request
-from mars_ray.engine.scheduling.scheduler import ScheduledSequence, Scheduler
+from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.stats.rehearsal import Rehearsal
 from mars_ray.engine.stats.state import ClassState, RehearsalState
 from mars_ray.engine.stats.step_time import StepTimeFit, StepWork
@@ -123,15 +124,17 @@ class EngineStats:
         """Return the machine that the engine rehearses; None if steps take the time of this machine."""
         return self._rehearsal.state() if self._rehearsal else None
 
-    def class_states(self, scheduler: Scheduler, thresholds: Mapping[str, float]) -> tuple[ClassState, ...]:
+    def class_states(
+        self, running_seqs: Iterable[Sequence], waiting: WaitingQueue, thresholds: Mapping[str, float]
+    ) -> tuple[ClassState, ...]:
         """Return the state of each class of service."""
-        running = Counter(sequence.service_class for sequence in scheduler.running)
+        running = Counter(sequence.service_class for sequence in running_seqs)
         return tuple(
             ClassState(
                 name=name,
                 threshold=thresholds[name],
                 running=running[name],
-                waiting=scheduler.waiting.count(name),
+                waiting=waiting.count(name),
                 arrived=counts.arrived,
                 prompt_tokens=counts.prompt_tokens,
                 ended=counts.ended,

@@ -39,7 +39,7 @@ def evaluate(options: EvaluateOptions) -> Results:
                 trace=True,
                 retry_errors=True,  # an engine may have died by chance; retrying other errors is cheap
                 # Compiled steps round differently, and become available at an unpredictable time.
-                workers=replace(options.workers, compiled=False),
+                workers=replace(options.workers, compiled=False, engine="mars"),
             )
         )
         return score_and_report(prepared, folder_here(prepared.answers / "rows"))

@@ -20,7 +20,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import BUNDLED, resolve_model
 from mars_ray.model.threads import threads_alone
-from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, parse_config
+from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, engine_fields, parse_config
 
 APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.ray_serve:build_openai_app"}
 
@@ -50,6 +50,8 @@ def read_deploy_file(
     http |= _certificate(http, source)
     application = _application(fields, source)
     args = _mapping(application, "args", f"{source}: applications[0]")
+    if "engine" in args:
+        args = args | {"engine": engine_fields(args["engine"])}
     if model is not None:
         args = args | {"model": model}
     if adapters:

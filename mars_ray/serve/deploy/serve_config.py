@@ -92,6 +92,11 @@ class ServeConfig(_Settings):
     log_prompts: bool = False
     """Write prompts into the request log."""
 
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _engine_by_name(cls, engine: Any) -> Any:
+        return engine_fields(engine)
+
     @field_validator("allowed_hosts", mode="before")
     @classmethod
     def _at_least_one_host(cls, hosts: Any) -> Any:
@@ -142,6 +147,11 @@ class ServeConfig(_Settings):
             agreement=tuple((point.threshold, point.agreement) for point in points),
             accuracy=tuple((point.threshold, point.accuracy) for point in points if point.accuracy is not None),
         )
+
+
+def engine_fields(engine: Any) -> Any:
+    """Return the fields of `EngineConfig` for `engine`, which may also be the name of an engine alone."""
+    return {"engine": engine} if isinstance(engine, str) else engine
 
 
 def parse_config(fields: dict[str, Any], source: str = "args", path: str = "") -> ServeConfig:

@@ -99,11 +99,13 @@ def _pinned(args: dict[str, Any]) -> ServeConfig:
 
 
 def _engines(config: ServeConfig, name_prefix: str = "") -> Application:
+    gpus = config.engine.tensor_parallel_size
+    resources = {"num_cpus": config.engine.threads or 1} | ({"num_gpus": gpus} if gpus > 1 else {})
     engines = serve.deployment(EngineReplica).options(
         name=f"{name_prefix}Engine",
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
-        ray_actor_options={"num_cpus": config.engine.threads or 1},
+        ray_actor_options=resources,
         **_OPTIONS,
     )
     app: Application = engines.bind(config)

@@ -14,8 +14,10 @@ import ray
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
+from mars_ray.adapter.card import resolve_adapters
 from mars_ray.control.core.ray_controller import remove_controllers
 from mars_ray.control.policies.bounds import bounds_of, describe_bounds
+from mars_ray.engine.choose_engine import check_engine
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, ServeError
 from mars_ray.machines.registry import step_model
@@ -141,7 +143,8 @@ def _thresholds(schema: ServeDeploySchema) -> list[str]:
 def _check_this_machine(schema: ServeDeploySchema) -> None:
     """Raise an error early for a missing model, bad keys, a bad certificate or a port in use."""
     config = parse_config(schema.applications[0].args)
-    check_folder(resolve_model(config.model))
+    model = check_folder(resolve_model(config.model))
+    check_engine(model, config.engine, resolve_adapters(config.adapter, config.adapters))
     if config.keys:
         read_keys(config.keys, [service_class.name for service_class in config.classes])
     http = schema.http_options

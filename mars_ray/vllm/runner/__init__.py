@@ -1,1 +1,1 @@
-"""Subclasses of vLLM's classes. Only the files here import vLLM."""
+"""Subclasses of vLLM's classes. Besides them only `vllm/engine/llm_engine` imports vLLM."""

@@ -4,6 +4,7 @@ Letters: R requests of a step, Q rows of logits of the widest request, N rows of
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
 from mars_ray.engine.stats.profile import GRID
+from mars_ray.vllm.forward_log import ForwardLog
 from mars_ray.vllm.lookahead_counters import LookaheadCounters
-from mars_ray.vllm.request_lookahead import lookahead_of
+from mars_ray.vllm.request_lookahead import class_index, lookahead_of
 from mars_ray.vllm.runner.attached_adapter import AttachedAdapter
 from mars_ray.vllm.runner.model_config import settings_of
 from mars_ray.vllm.runner.step_sampler import StepSampler
 from mars_ray.vllm.step_layout import StepLayout, fed_ids, lay_out
-from mars_ray.vllm.step_outcome import StepOutcome
+from mars_ray.vllm.step_outcome import StepOutcome, StepPredictions
 from mars_ray.vllm.step_times import StepTimes
 
 STEPS_IN_FLIGHT = 2
@@ -42,6 +44,8 @@ class StepInFlight:
     """Request of each row of logits, int64."""
     column_N: Tensor
     """Place of the row among the rows of its request, int64."""
+    fed_RQ: Tensor
+    """Token ids at the rows of each request, int64."""
     drafts_RK: Tensor
     threshold_R: Tensor
 
@@ -61,7 +65,9 @@ class MarsModelState(DefaultModelState):
         self._threshold = UvaBackedTensor(slots, dtype=torch.float32)
         """Threshold of each request; NaN follows the engine."""
         self._floor = UvaBackedTensor(slots, dtype=torch.float32)
-        self._engine_threshold = torch.tensor(self.settings.threshold, device=device)
+        self._class = UvaBackedTensor(slots, dtype=torch.int64)
+        """Service class of each request, as an index into `_class_threshold`."""
+        self._class_threshold = torch.full((len(self.settings.classes),), self.settings.threshold, device=device)
         self._mask_id_K = torch.tensor(self.settings.mask_ids, device=device)
         self.adapter: AttachedAdapter | None = None
         if self.settings.adapter:
@@ -70,28 +76,32 @@ class MarsModelState(DefaultModelState):
             self.adapter = AttachedAdapter(folder, base, model, self.max_num_tokens, vocab_size)
         self.step: StepInFlight | None = None
         self.counters = LookaheadCounters(masks, GRID, device)
+        self.forwards = ForwardLog(masks, slots, device)
         self.step_times = StepTimes()
         self.refused = 0
         """Requests that asked for lookahead and decode one token at a time."""
 
-    def set_threshold(self, threshold: float) -> None:
-        """Set the threshold of requests that set none, from the next step on."""
-        self._engine_threshold.fill_(threshold)
+    def set_thresholds(self, by_class: Mapping[str, float]) -> None:
+        """Set the thresholds of requests that set none, by service class, from the next step on."""
+        for name, threshold in by_class.items():
+            self._class_threshold[self.settings.classes.index(name)] = threshold
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Take over a request, new or preempted before, in a slot."""
         super().add_request(req_index, new_req_data)
         lookahead = lookahead_of(new_req_data.sampling_params, self.settings.block)
         self._num_drafts[req_index] = 0
+        self.forwards.begin(req_index)
         self._masks.np[req_index] = lookahead.masks
         self._threshold.np[req_index] = torch.nan if lookahead.threshold is None else lookahead.threshold
         self._floor.np[req_index] = lookahead.floor
+        self._class.np[req_index] = class_index(new_req_data.sampling_params, self.settings.classes)
         self.refused += lookahead.is_refused
 
     def apply_staged_writes(self) -> None:
         """Bring the parameters of new requests to the device."""
         super().apply_staged_writes()
-        for parameters in (self._masks, self._threshold, self._floor):
+        for parameters in (self._masks, self._threshold, self._floor, self._class):
             parameters.copy_to_uva()
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
@@ -128,7 +138,7 @@ class MarsModelState(DefaultModelState):
         ids_N = ids_RQ[request_N, column_N].to(batch.input_ids.dtype)
         # A request with one row reads a part of its prompt, or decodes one token that vLLM has put in place.
         batch.input_ids[row_N] = torch.where(rows_R[request_N] > 1, ids_N, batch.input_ids[row_N])
-        return StepInFlight(layout, slot_R, request_N, column_N, drafts_RK, self._thresholds(slot_R, total_R))
+        return StepInFlight(layout, slot_R, request_N, column_N, ids_RQ, drafts_RK, self._thresholds(slot_R, total_R))
 
     def _thresholds(self, slot_R: Tensor, total_R: Tensor) -> Tensor:
         """Return the threshold of each request in this step.
@@ -139,16 +149,19 @@ class MarsModelState(DefaultModelState):
         if self.settings.mode == "exact":
             return torch.ones_like(total_R, dtype=torch.float32)
         own_R = self._threshold.gpu[slot_R]
-        threshold_R = torch.where(own_R.isnan(), self._engine_threshold.maximum(self._floor.gpu[slot_R]), own_R)
+        of_class_R = self._class_threshold[self._class.gpu[slot_R]]
+        threshold_R = torch.where(own_R.isnan(), of_class_R.maximum(self._floor.gpu[slot_R]), own_R)
         room = (1 + STEPS_IN_FLIGHT) * (1 + self.settings.draft_positions)
         return torch.where(self.max_model_len - total_R < room, 1.0, threshold_R)
 
-    def end_step(self, outcome: StepOutcome) -> None:
+    def end_step(self, predictions: StepPredictions, outcome: StepOutcome) -> None:
         """Keep the drafts of a step, and count it."""
-        assert self.step is not None
-        self._drafts[self.step.slot_R] = outcome.drafts_RK
-        self._num_drafts[self.step.slot_R] = outcome.num_drafts_R
-        self.counters.add(self.step.layout, outcome)
+        step = self.step
+        assert step is not None
+        self._drafts[step.slot_R] = outcome.drafts_RK
+        self._num_drafts[step.slot_R] = outcome.num_drafts_R
+        self.counters.add(step.layout, outcome)
+        self.forwards.add(step.slot_R, step.layout, step.fed_RQ, step.threshold_R, predictions, outcome)
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         """Return the sampler that verifies drafts and accepts tokens at masks; it needs no rejection sampler."""

@@ -7,11 +7,9 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
 from mars_ray.errors import ConfigError
+from mars_ray.vllm.architectures import ARCHITECTURE_OF
 from mars_ray.vllm.runner.model_config import MarsModelConfig
 from mars_ray.vllm.start_checks import check_version
-
-ARCHITECTURES = ("MarsLlamaForCausalLM", "MarsQwen2ForCausalLM", "MarsQwen3ForCausalLM")
-"""Names for `--hf-overrides`. Under its own name, a checkpoint is served by stock vLLM."""
 
 
 def register() -> None:
@@ -24,6 +22,6 @@ def register() -> None:
     except ConfigError as error:
         logging.getLogger(__name__).warning("The architectures of MARS are not registered: %s", error)
         return
-    for architecture in ARCHITECTURES:
+    for architecture in ARCHITECTURE_OF.values():
         ModelRegistry.register_model(architecture, f"mars_ray.vllm.runner.models:{architecture}")
         MODELS_CONFIG_MAP[architecture] = MarsModelConfig

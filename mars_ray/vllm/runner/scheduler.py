@@ -28,6 +28,8 @@ class _Lookahead(Scheduler):
         super().__init__(*arguments, vllm_config=vllm_config, **named)
         self._block = settings_of(vllm_config).block
         self._sure = SureTokens()
+        self.preemptions = 0
+        """Number of preemptions so far."""
         coordinator = self.kv_cache_manager.coordinator
         coordinator.cache_blocks = self._capped(coordinator.cache_blocks)
 
@@ -43,6 +45,10 @@ class _Lookahead(Scheduler):
         """Schedule decoding first: a step must have positions for all known tokens of a request."""
         self.running.sort(key=lambda request: request.is_prefill_chunk)
         return super().schedule(throttle_prefills)
+
+    def _preempt_request(self, *arguments: Any, **named: Any) -> None:
+        self.preemptions += 1
+        super()._preempt_request(*arguments, **named)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)

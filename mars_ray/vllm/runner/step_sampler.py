@@ -51,7 +51,7 @@ class StepSampler:
             _by_request(step, token_N == argmax_N, width),
         )
         outcome = take(step.layout, predictions, step.drafts_RK, step.threshold_R)
-        self._state.end_step(outcome)
+        self._state.end_step(predictions, outcome)
         return replace(
             stock,
             sampled_token_ids=outcome.token_RQ,

@@ -1,0 +1,235 @@
+"""The engine over vLLM: our waiting queue and texts, and vLLM's scheduler, cache and network."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
+from mars_ray.engine.core.sequences import ClassThresholds, new_sequences
+from mars_ray.engine.grammar.matcher import Grammars, ModelTokens
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import LOSSLESS, Request
+from mars_ray.engine.sampling.commit import Emitted, emit
+from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
+from mars_ray.engine.service_class import class_names
+from mars_ray.engine.stats.engine_stats import EngineStats
+from mars_ray.engine.stats.state import EngineState
+from mars_ray.engine.stats.step_time import StepTimeFit
+from mars_ray.errors import MarsRayError, ReplicaLostError, RequestError, StepError
+from mars_ray.vllm.engine.core import CoreOutput, DecodingCore
+from mars_ray.vllm.engine.records import Records
+from mars_ray.vllm.engine.sampling import check_request
+
+
+class VllmEngine:
+    """An engine as in `mars_ray.engine.core.decoding_engine`. `core` runs vLLM in this process. Not thread-safe.
+
+    vLLM gets a sequence only when one of its `max_num_seqs` places is free. Until then the sequence waits here.
+    """
+
+    def __init__(
+        self,
+        core: DecodingCore,
+        model: ModelTokens,
+        options: EngineOptions,
+        *,
+        records: Records,
+        clock: Callable[[], float] = time.perf_counter,
+        new_seed: Callable[[], int] | None = None,
+    ) -> None:
+        self._core = core
+        self._model = model
+        self._clock = clock
+        self._new_seed = new_seed or (lambda: random.getrandbits(62))
+        self._records = records
+        self.limits = core.limits
+        self.block = core.block
+        self.kernels = "vLLM"
+        self.grammars = Grammars(model, self.limits.vocab_size)
+        self._thresholds = ClassThresholds(dict.fromkeys(class_names(options.classes), options.threshold))
+        self._queue = WaitingQueue(options.classes, options.max_waiting_seqs)
+        self._stats = EngineStats(self._thresholds.by_class, StepTimeFit(), clock)
+        self._params: dict[Sequence, Any] = {}
+        """vLLM's sampling parameters of waiting sequences."""
+        self._running: dict[str, Sequence] = {}
+        """Sequences in vLLM, by key."""
+        self._requests: dict[str, list[Sequence]] = {}
+        """Sequences of each request that have not ended."""
+        self._cancelled: list[Chunk] = []
+        """Last chunks of sequences cancelled since the last step."""
+        self._steps = 0
+
+    @property
+    def running(self) -> int:
+        """Number of sequences in vLLM."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Number of sequences in the waiting queue."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """True while a step has work to do or chunks to return."""
+        return bool(self._requests or self._cancelled)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError` for an invalid request and `QueueFullError` if the queue is full."""
+        self.limits.check(request)
+        check_request(request)
+        if request.id in self._requests:
+            raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
+        self._thresholds.check_class(request)
+        seed = self._new_seed() if request.sampling.seed is None else request.sampling.seed
+        sequences = new_sequences(request, seed, self._model, self.limits, None)
+        params = {sequence: self._core.params(sequence) for sequence in sequences}
+        self._stats.arrived(request)
+        for sequence in sequences:
+            sequence.added_s = self._clock()
+        self._queue.add(sequences)
+        self._params |= params
+        self._requests[request.id] = sequences
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at once. Unknown ids are ignored, because the request may have ended already."""
+        for sequence in list(self._requests.get(request_id, ())):
+            self._cancelled.append(self._cut_short(sequence, "cancelled"))
+
+    def step(self) -> list[Chunk]:
+        """Run one step of vLLM. Return its chunks and the last chunks of sequences cancelled since the last step.
+
+        Raises `ReplicaLostError` if vLLM fails, because it cannot go on after that.
+        """
+        chunks, self._cancelled = self._cancelled, []
+        chunks += self._admit()
+        if not self._running:
+            return chunks
+        try:
+            outputs = self._core.step()
+        except Exception as error:
+            raise ReplicaLostError(f"vLLM failed: {type(error).__name__}: {error}".rstrip(". ") + ".") from error
+        self._steps += 1
+        chunks += [self._commit(output) for output in outputs if output.key in self._running]
+        return chunks
+
+    def state(self) -> EngineState:
+        """Return a snapshot for operators and the controller."""
+        load = self._core.load()
+        self._records.read(self._core.record(), self._core.forwards())
+        sequences = self._running.values()
+        return EngineState(
+            max_num_seqs=self.limits.max_num_seqs,
+            classes=self._stats.class_states(sequences, self._queue, self._thresholds.by_class),
+            tokens_running=sum(sequence.num_output_tokens for sequence in sequences),
+            kv_cache_usage=load.kv_cache_usage,
+            kv_tokens=sum(len(sequence.tokens) for sequence in sequences),
+            steps=self._steps,
+            preemptions=load.preemptions,
+            threshold_changes=self._thresholds.changes,
+            block=self.block,
+            profile=self._records.points(),
+            step_time=self._records.step_time(),
+            ttft_p95_s=self._stats.ttft_p95_s(),
+            tpot_p95_s=self._stats.tpot_p95_s(),
+        )
+
+    def set_thresholds(self, thresholds: Mapping[str, float]) -> None:
+        """Set the thresholds of some classes from the next step on. Raises `ConfigError` and then changes nothing."""
+        before = dict(self._thresholds.by_class)
+        self._thresholds.set(thresholds)
+        if self._thresholds.by_class != before:
+            self._core.set_thresholds(thresholds)
+
+    def close(self) -> None:
+        """Stop vLLM. Call no other method afterwards."""
+        self._core.close()
+
+    def _admit(self) -> list[Chunk]:
+        """Give waiting sequences to vLLM while it has places. Return the last chunks of those that it refuses."""
+        refused = []
+        while len(self._running) < self.limits.max_num_seqs and self._queue.next() is not None:
+            sequence = self._queue.take()
+            key = _key(sequence)
+            sequence.started_s = self._clock()
+            self._running[key] = sequence
+            try:
+                self._core.add(key, sequence, self._params.pop(sequence))
+            except ValueError as error:
+                refused.append(self._cut_short(sequence, "error", StepError(f"vLLM refuses the request: {error}.")))
+            self._queue.served(sequence.service_class, sequence.num_prompt_tokens)
+        return refused
+
+    def _commit(self, output: CoreOutput) -> Chunk:
+        """Add the tokens of a step to their sequence."""
+        sequence = self._running[output.key]
+        rule = sequence.request.decode.acceptance(self._thresholds.by_class[sequence.service_class])
+        sequence.num_cached_tokens = max(sequence.num_cached_tokens, output.cached_tokens)
+        emitted = emit(sequence, list(output.tokens), ended=output.finish_reason == "stop")
+        sequence.tokens += emitted.tokens
+        if emitted.tokens:
+            sequence.forwards += 1
+            self._stats.gained(sequence)
+            self._queue.served(sequence.service_class, len(emitted.tokens))
+        chunk = Chunk(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            tokens=emitted.tokens,
+            pieces=emitted.pieces,
+            logprobs=_logprobs(sequence, emitted, output),
+            threshold=(rule or LOSSLESS).threshold,
+            masks=0 if rule is None else min(self.block, sequence.request.decode.block or self.block) - 1,
+            finished=emitted.reason
+            and self._finish(sequence, emitted.reason, is_over=output.finish_reason is not None),
+        )
+        if output.finish_reason is not None and chunk.finished is None:  # vLLM ended the sequence for its own reason
+            self._cancelled.append(
+                self._cut_short(sequence, "error", StepError(f"vLLM ended the answer: {output.finish_reason}."))
+            )
+        return chunk
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None, *, is_over: bool = False
+    ) -> Finished:
+        """Take a sequence out of the engine. `is_over` means that vLLM has ended it, too."""
+        if sequence.started_s is None:
+            self._queue.remove(sequence)
+            del self._params[sequence]
+        else:
+            del self._running[_key(sequence)]
+            if not is_over:
+                self._core.abort(_key(sequence))
+        self._stats.ended(sequence)
+        siblings = self._requests[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[sequence.request.id]
+        return sequence.finished(reason, self._clock(), error)
+
+    def _cut_short(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Chunk:
+        """End a sequence and return its last chunk."""
+        finished = self._finish(sequence, reason, error)
+        pieces = (sequence.detokenizer.finish(),)
+        return Chunk(sequence.request.id, sequence.index, tokens=(), pieces=pieces, finished=finished)
+
+
+def _key(sequence: Sequence) -> str:
+    return f"{sequence.request.id}:{sequence.index}"
+
+
+def _logprobs(sequence: Sequence, emitted: Emitted, output: CoreOutput) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of the emitted tokens, if the request asks for them."""
+    count = sequence.request.sampling.logprobs
+    if count is None:
+        return ()
+    return tuple(
+        TokenLogprobs(
+            chosen=candidates[token],
+            top=tuple(sorted(candidates.items(), key=lambda candidate: -candidate[1])[:count]),
+            start=start,
+            forward=sequence.forwards,
+        )
+        for token, start, candidates in zip(emitted.tokens, emitted.starts, output.logprobs, strict=False)
+    )

@@ -1,0 +1,70 @@
+"""Translate a sequence into the arguments of vLLM's `SamplingParams`. vLLM is not imported."""
+
+import json
+from typing import Any
+
+from mars_ray.engine.grammar.library import LAYOUT
+from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.engine.request import Request
+from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.errors import RequestError
+from mars_ray.method.metric import Metric
+
+SEEDS = 2**63
+"""vLLM keeps seeds in 64 bits with a sign."""
+
+
+def check_request(request: Request) -> None:
+    """Raise `RequestError` for what only the engine `mars` can do."""
+    if request.decode.confidence_metric is not Metric.PROBABILITY:
+        raise RequestError(
+            f"metric is {request.decode.metric.value}; the engine vllm accepts tokens by probability only."
+        )
+    if request.decode.adapter is not None:
+        raise RequestError(f"adapter is {request.decode.adapter!r}; the engine vllm has no adapters.")
+
+
+def sampling_arguments(sequence: Sequence) -> dict[str, Any]:
+    """Return the arguments for one sequence. Text and stop strings are handled by our detokenizer."""
+    sampling = sequence.request.sampling
+    return {
+        "max_tokens": sequence.max_tokens,
+        "min_tokens": min(sampling.min_tokens, sequence.max_tokens),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": sequence.seed % SEEDS,
+        "stop_token_ids": sorted(sequence.stop_ids),
+        "ignore_eos": True,  # the model's stop tokens are among `stop_token_ids` unless the request ignores them
+        "logprobs": sampling.logprobs,
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "extra_args": lookahead_arguments(sequence.request),
+        "detokenize": False,
+    }
+
+
+def structured_outputs(grammar: GrammarSpec) -> dict[str, Any]:
+    """Return the arguments of vLLM's `StructuredOutputsParams` for a grammar, with our layout of JSON."""
+    if grammar.kind == "regex":
+        return {"regex": grammar.text}
+    schema = json.loads(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
+    if not isinstance(schema, dict):  # a schema may be true, which allows any value
+        schema = {"allOf": [schema]}
+    return {"json": schema | {"x-guidance": LAYOUT}}
+
+
+def lookahead_arguments(request: Request) -> dict[str, Any]:
+    """Return the lookahead of a request under the names of `vllm_xargs`."""
+    decode = request.decode
+    values = {
+        "mode": decode.mode.value,
+        "threshold": decode.threshold,
+        "threshold_floor": decode.floor,
+        "block": decode.block,
+        "service_class": request.service_class,
+    }
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,22 @@
+"""Engines with vLLM in processes of a real cluster, on a CPU under Triton's interpreter."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mars_ray
+
+if find_spec("vllm") is None or find_spec("ray") is None:
+    pytest.skip("vLLM or Ray is missing in this environment: run make test-vllm", allow_module_level=True)
+
+INTERPRETER = Path(__file__).with_name("interpreter")
+VLLM_ARGS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 512}
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": os.pathsep.join((str(INTERPRETER), str(Path(mars_ray.__file__).parents[1]))),
+}

@@ -1,0 +1,138 @@
+"""`mars-ray serve` with two engines of vLLM: callers, the controller's thresholds, an engine killed."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I001
+
+import httpx2  # noqa: E402
+import openai  # noqa: E402
+from openai import AsyncOpenAI  # noqa: E402
+
+from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
+from mars_ray.load.client import Target  # noqa: E402
+from mars_ray.load.generator import run_load  # noqa: E402
+from mars_ray.load.plan import closed_loop  # noqa: E402
+from tests.serve.cluster_samples import ENGINE, SOON, STEP_SECONDS, WORKER, Cluster, cluster, deploy_file  # noqa: E402
+from tests.serve.load_samples import PROMPT_POOL, thresholds, until  # noqa: E402
+
+QUESTIONS = PROMPT_POOL[::20]
+MAX_TOKENS = 24
+LONG = {"ignore_eos": True, "threshold": 1.0}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    engine = {"engine": "vllm", "dtype": "float32", "threads": 1, "max_num_seqs": 4, "vllm_args": VLLM_ARGS}
+    config = deploy_file(
+        tmp_path_factory.mktemp("serve") / "serve.yaml",
+        {"classes": [{"name": "standard", "floor": 0.5}], "control": SOON, "engine": engine},
+        num_replicas=2,
+        health_check_timeout_s=30,  # a step may take seconds under the interpreter
+    )
+    with cluster("--config", str(config), environment=ENVIRONMENT) as started:
+        started.until_engines(2)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    """Answers of our own engine, one token at a time."""
+    with LLM("bundled", dtype="float32", engine="mars", options=EngineOptions(compiled=False)) as llm:
+        outputs = llm.chat(QUESTIONS, SamplingParams(max_tokens=MAX_TOKENS), mode="ar")
+    return [output.text for output in outputs]
+
+
+def client_of(running: Cluster) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=4 * STEP_SECONDS)
+
+
+def test_callers_get_the_answers_of_our_engine_from_both_engines(running: Cluster, expected: list[str]) -> None:
+    async def ask() -> list[Any]:
+        async with client_of(running) as client:
+            create = client.chat.completions.create
+            asked = {"model": "bundled", "temperature": 0, "max_tokens": MAX_TOKENS, "extra_body": {"mode": "exact"}}
+            return await asyncio.gather(*(create(messages=messages, **asked) for messages in QUESTIONS))
+
+    answers = asyncio.run(ask())
+    assert [answer.choices[0].message.content for answer in answers] == expected
+    served = running.metric("mars:generation_tokens_total")
+    assert len(served) == 2 and all(served.values())
+
+
+def test_a_threshold_that_an_operator_sets_reaches_the_answers(running: Cluster) -> None:
+    until(lambda: thresholds(running) == [1.0, 1.0], lambda: thresholds(running))  # earlier tests were a load
+    before = running.ask(max_tokens=MAX_TOKENS)[1]["usage"]
+    with httpx2.Client(base_url=running.url, timeout=STEP_SECONDS) as client:
+        client.put("/control/threshold", json={"threshold": 0.6}).raise_for_status()
+        until(lambda: thresholds(running) == [0.6, 0.6], lambda: thresholds(running))
+        lowered = running.ask(max_tokens=MAX_TOKENS)[1]["usage"]
+        client.delete("/control/threshold").raise_for_status()
+    until(lambda: thresholds(running) == [1.0, 1.0], lambda: thresholds(running))
+    assert (before["threshold_low"], lowered["threshold_low"]) == (1.0, 0.6)
+
+
+def test_the_controller_lowers_the_threshold_under_load_and_answers_show_it(running: Cluster) -> None:
+    async def under_load() -> list[float]:
+        stop = asyncio.Event()
+        plan = closed_loop(PROMPT_POOL, seed=6, requests=None, max_tokens=64)
+        target = Target(url=running.url, model="bundled", timeout_s=4 * STEP_SECONDS)
+        load = asyncio.create_task(run_load(target, plan.requests, clients=24, stop=stop))
+        try:
+            await asyncio.to_thread(until, lambda: max(thresholds(running)) < 1, lambda: running.get("/control"))
+            _, answer = await asyncio.to_thread(running.ask, max_tokens=MAX_TOKENS)
+        finally:
+            stop.set()
+            await load
+        return [answer["usage"]["threshold_low"]]
+
+    [low] = asyncio.run(under_load())
+    assert 0.5 <= low < 1
+    until(lambda: thresholds(running) == [1.0, 1.0], lambda: running.get("/control"))
+
+
+def test_an_engine_killed_in_mid_stream_loses_no_whole_answer_and_ends_no_stream_without_a_word(
+    running: Cluster,
+) -> None:
+    begun = threading.Event()
+
+    async def whole(client: AsyncOpenAI, number: int) -> str:
+        answer = await client.completions.create(
+            model="bundled", prompt=f"{number} w", max_tokens=MAX_TOKENS, extra_body=LONG | {"seed": number}
+        )
+        return "whole" if answer.usage and answer.usage.completion_tokens == MAX_TOKENS else "short"
+
+    async def streamed(client: AsyncOpenAI, number: int) -> str:
+        reason = None
+        try:
+            async for chunk in await client.completions.create(
+                model="bundled", prompt=f"{number} s", max_tokens=96, stream=True, extra_body=LONG
+            ):
+                begun.set()
+                reason = chunk.choices[0].finish_reason or reason
+        except openai.APIError as error:
+            assert error.code == "replica_lost"
+            return "told"
+        return "whole" if reason == "length" else "cut"
+
+    async def test() -> Counter[str]:
+        async with client_of(running) as client:
+            asked = [asyncio.create_task(each(client, n)) for n in range(6) for each in (whole, streamed)]
+            await asyncio.to_thread(begun.wait, 4 * STEP_SECONDS)
+            running.kill(WORKER)
+            return Counter(await asyncio.gather(*asked))
+
+    dead = {replica.pid for replica in running.processes(ENGINE)}
+    counted = asyncio.run(test())
+    assert set(counted) <= {"whole", "told"}
+    assert counted["whole"] >= 6
+    until(lambda: len({replica.pid for replica in running.processes(ENGINE)} - dead) == 1)
+    running.until_engines(2)
+    running.until_idle()
