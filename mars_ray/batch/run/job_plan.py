@@ -6,7 +6,6 @@ An input is refused if none of its first rows can be answered.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
@@ -25,7 +24,7 @@ from mars_ray.data.record_file import check_source, find_sources, read_records
 from mars_ray.data.records import parse_object
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
-from mars_ray.errors import BadRecordError, DataError, EmptyDataError, PromptTooLongError, RequestError
+from mars_ray.errors import BadRecordError, DataError, EmptyDataError, PromptTooLongError, RequestError, did_you_mean
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype
 from mars_ray.model.resolve import short_name
@@ -207,16 +206,9 @@ def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> s
     if columns:
         more = f" and {len(columns) - COLUMNS} more" if len(columns) > COLUMNS else ""
         parts.append(f"The columns are {', '.join(columns[:COLUMNS])}{more}.")
-    parts.append(_hint(missing, columns) or "Correct the input, or name its column with --prompt-column.")
+    hint = next(filter(None, (did_you_mean(name, columns) for name in missing)), "")
+    parts.append(hint.strip() or "Correct the input, or name its column with --prompt-column.")
     return " ".join(parts)
-
-
-def _hint(missing: list[str], columns: list[str]) -> str:
-    """Return a hint that names a column similar to a missing one, or an empty string."""
-    for name in missing:
-        if close := get_close_matches(name, columns, n=1):
-            return f"Did you mean {close[0]!r}?"
-    return ""
 
 
 def _columns(raw: bytes) -> list[str]:
