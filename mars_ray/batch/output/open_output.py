@@ -14,7 +14,6 @@ from typing import TypeVar
 from upath import UPath
 
 from mars_ray.batch.output.folder import OutputFolder
-from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import JobLog
 from mars_ray.batch.output.ledger import LEDGER, Ledger
 from mars_ray.errors import OutputError
@@ -54,7 +53,7 @@ def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
     with locked(hidden / "lock", of=folder):
         ledger = Ledger(folder / LEDGER, of=folder, durable=True)
         try:
-            yield OutputFolder(folder, ledger, History(ledger))
+            yield OutputFolder(folder, ledger)
         finally:
             empty = not ledger.done
             ledger.close()
@@ -86,7 +85,7 @@ def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
                     f"{folder} has files that do not belong to a job. Give a new folder or empty this one."
                 )
         log = JobLog(hidden / LOG)
-        output = OutputFolder(folder, ledger, History(ledger), log)
+        output = OutputFolder(folder, ledger, log)
         output.replay(log.read())
         with log.kept():
             yield output
