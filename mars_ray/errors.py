@@ -27,6 +27,8 @@ MarsRayError
     └── InterruptedRunError   the user stopped the work; it can resume    exit code 130, 143 for SIGTERM
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar
 
 
@@ -138,3 +140,9 @@ class InterruptedRunError(RunError):
     """The user stopped the work. Finished work is saved, and the same command resumes it."""
 
     exit_code = 130
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint for the end of a message: the known name that is closest to `name`; empty if none is close."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {str(close[0])!r}?" if close else ""

@@ -71,8 +71,3 @@ def _sigterm_kept() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
-
-
-def cluster_cpus() -> float:
-    """Return the number of logical CPUs of the whole cluster."""
-    return float(ray.cluster_resources().get("CPU", 0))

@@ -29,7 +29,7 @@ from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, parse_messages, parse_object
 from mars_ray.errors import BadRecordError
 from mars_ray.evaluation.calibration.calibrate import CalibrateOptions, calibrate
-from mars_ray.evaluation.calibration.curve_text import print_curve
+from mars_ray.evaluation.calibration.curve import print_curve
 from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.run.ray_evaluate import evaluate
 from mars_ray.evaluation.tasks.registry import TaskOptions

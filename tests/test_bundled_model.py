@@ -9,8 +9,7 @@ from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.split import split_of
 from mars_ray.engine.request import SamplingParams
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
-from mars_ray.evaluation.calibration.curve import calibration_curve
-from mars_ray.evaluation.calibration.curve_text import curve_row
+from mars_ray.evaluation.calibration.curve import calibration_curve, curve_row
 from mars_ray.evaluation.calibration.prompts import family_prompts
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint

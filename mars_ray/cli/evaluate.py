@@ -8,14 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.shared import (
-    WITH_ERRORS,
-    AdapterOption,
-    AsJson,
-    Model,
-    Temperature,
-    with_worker_options,
-)
+from mars_ray.cli.shared import WITH_ERRORS, AdapterOption, AsJson, Model, Temperature, with_worker_options
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:

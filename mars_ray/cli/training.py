@@ -73,7 +73,7 @@ def calibrate(
     from mars_ray.adapter.card import resolve_adapter
     from mars_ray.evaluation.calibration.calibrate import CalibrateOptions
     from mars_ray.evaluation.calibration.calibrate import calibrate as run
-    from mars_ray.evaluation.calibration.curve_text import print_curve
+    from mars_ray.evaluation.calibration.curve import print_curve
     from mars_ray.model.resolve import resolve_model
     from mars_ray.storage.location import locate
 

@@ -5,6 +5,7 @@ Values are checked when a request is created. `core/limits` checks the limits th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from reprlib import repr as shortened
 
 from mars_ray.engine.grammar.spec import GrammarSpec
@@ -209,3 +210,8 @@ def _check_stops(stops: object) -> None:
             raise RequestError(
                 f"a stop string has {len(stop)} characters; it must have from 1 to {STOP_CHARACTERS_MAX}."
             )
+
+
+def seed_of(name: str) -> int:
+    """Return a seed below 2**63 that depends on `name` only."""
+    return int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
-from mars_ray.errors import ConfigError, ModelError, RequestError
+from mars_ray.errors import ConfigError, ModelError, RequestError, did_you_mean
 from mars_ray.model.card import CARD_FILE, Card
 
 
@@ -38,9 +37,7 @@ def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[Deco
     """Return the settings: ar, exact, then thresholds in descending order. Raises `ConfigError` for unknown values."""
     for name in modes:
         if name not in list(Mode):
-            close = get_close_matches(name, [mode.value for mode in Mode], n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"unknown mode {name!r}; choose from {', '.join(Mode)}.{hint}")
+            raise ConfigError(f"unknown mode {name!r}; choose from {', '.join(Mode)}.{did_you_mean(name, Mode)}")
     settings = [AR]
     if Mode.EXACT in modes:
         settings.append(EXACT)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
-from mars_ray.engine.request import STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, SamplingParams
-from mars_ray.engine.seeds import seed_of
+from mars_ray.engine.request import STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, SamplingParams, seed_of
 from mars_ray.errors import ConfigError
 
 SAMPLED_ONLY = ("top_p", "top_k", "min_p")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mars_ray.load.record import RequestOutcome, RequestRecord
@@ -16,31 +17,28 @@ class ReplyRecorder:
     """Recorder of one request and its reply. A reply that has not ended counts as interrupted."""
 
     def __init__(self, number: int, scheduled_s: float | None, waited: bool, sent_s: float) -> None:
-        self._number = number
-        self._scheduled_s = scheduled_s
-        self._waited = waited
-        self._sent_s = sent_s
-        self._outcome = RequestOutcome.INTERRUPTED
-        self._end_s: float | None = None
-        self._error: str | None = None
+        self._record = RequestRecord(
+            number=number,
+            outcome=RequestOutcome.INTERRUPTED,
+            scheduled_s=scheduled_s,
+            waited=waited,
+            sent_s=sent_s,
+            end_s=sent_s,
+        )
         self._chunk_s: list[float] = []
         self._usage: Mapping[str, Any] = {}
         self._finished = False
         self._retry_after_s: float | None = None
         self.http_status: int | None = None
         """HTTP status; None until the reply begins."""
-
-    @property
-    def ended(self) -> bool:
+        self.ended = False
         """True once the outcome is known."""
-        return self._end_s is not None
 
     def end(self, outcome: RequestOutcome, now_s: float, error: str | None = None) -> None:
         """Record the outcome; only the first call counts."""
         if not self.ended:
-            self._outcome = outcome
-            self._end_s = now_s
-            self._error = one_line(error)
+            self.ended = True
+            self._record = replace(self._record, outcome=outcome, end_s=now_s, error=one_line(error))
 
     def refused(self, headers: Mapping[str, str], body: str, now_s: float) -> None:
         """Record a reply with an error status."""
@@ -82,20 +80,15 @@ class ReplyRecorder:
 
     def record(self, now_s: float) -> RequestRecord:
         """Return the record of the request as of `now_s`."""
-        return RequestRecord(
-            number=self._number,
-            outcome=self._outcome,
-            scheduled_s=self._scheduled_s,
-            waited=self._waited,
-            sent_s=self._sent_s,
+        return replace(
+            self._record,
             chunk_s=tuple(self._chunk_s),
-            end_s=now_s if self._end_s is None else self._end_s,
+            end_s=self._record.end_s if self.ended else now_s,
             http_status=self.http_status,
             prompt_tokens=_count(self._usage.get("prompt_tokens")),
             completion_tokens=_count(self._usage.get("completion_tokens")),
             tokens_per_forward=_positive(self._usage.get("tokens_per_forward")),
             retry_after_s=self._retry_after_s,
-            error=self._error,
         )
 
     def _completion(self, text: str, now_s: float) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Print the summary of a load as tables, and convert its records to JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -18,22 +18,6 @@ LATENCIES = {
     "e2e": "E2E",
     "delay": "delay",
 }
-SAMPLE_COLUMNS = (
-    "number",
-    "outcome",
-    "http_status",
-    "scheduled_ms",
-    "waited",
-    "sent_ms",
-    "first_chunk_ms",
-    "end_ms",
-    "prompt_tokens",
-    "completion_tokens",
-    "tokens_per_forward",
-    "retry_after_s",
-    "error",
-    "chunk_gaps_ms",
-)
 
 
 def show_summary(title: str, summary: Summary) -> None:
@@ -88,27 +72,28 @@ def _request_row(summary: Summary, outcome: str) -> str:
 
 def samples(records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Return all records as columns and rows, with times in milliseconds since the load began."""
-    return {"columns": list(SAMPLE_COLUMNS), "rows": [_sample(record) for record in records]}
-
-
-def _sample(record: RequestRecord) -> list[Any]:
-    return [
-        record.number,
-        record.outcome.value,
-        record.http_status,
-        _ms(record.scheduled_s),
-        record.waited,
-        _ms(record.sent_s),
-        _ms(record.chunk_s[0]) if record.chunk_s else None,
-        _ms(record.end_s),
-        record.prompt_tokens,
-        record.completion_tokens,
-        record.tokens_per_forward,
-        record.retry_after_s,
-        record.error,
-        [_ms(gap) for gap in record.chunk_gaps_s],
-    ]
+    rows = [[figure(record) for figure in SAMPLE_COLUMNS.values()] for record in records]
+    return {"columns": list(SAMPLE_COLUMNS), "rows": rows}
 
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
+
+
+SAMPLE_COLUMNS: dict[str, Callable[[RequestRecord], Any]] = {
+    "number": lambda record: record.number,
+    "outcome": lambda record: record.outcome.value,
+    "http_status": lambda record: record.http_status,
+    "scheduled_ms": lambda record: _ms(record.scheduled_s),
+    "waited": lambda record: record.waited,
+    "sent_ms": lambda record: _ms(record.sent_s),
+    "first_chunk_ms": lambda record: _ms(record.chunk_s[0]) if record.chunk_s else None,
+    "end_ms": lambda record: _ms(record.end_s),
+    "prompt_tokens": lambda record: record.prompt_tokens,
+    "completion_tokens": lambda record: record.completion_tokens,
+    "tokens_per_forward": lambda record: record.tokens_per_forward,
+    "retry_after_s": lambda record: record.retry_after_s,
+    "error": lambda record: record.error,
+    "chunk_gaps_ms": lambda record: [_ms(gap) for gap in record.chunk_gaps_s],
+}
+"""Figure of each column of the samples."""

@@ -12,9 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mars_ray.errors import ConfigError
-from mars_ray.machines.gpus import GPUS, Gpu
-from mars_ray.machines.networks import NETWORKS, Network
-from mars_ray.machines.step_model import EFFICIENCIES, MEMORY_SHARE, Efficiency, StepModel, Weights
+from mars_ray.machines.figures import EFFICIENCIES, GPUS, NETWORKS, Efficiency, Gpu, Network
+from mars_ray.machines.step_model import MEMORY_SHARE, StepModel, Weights
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 DEFAULT_EFFICIENCY = "vllm"

@@ -9,50 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from mars_ray.machines.gpus import Gpu
-from mars_ray.machines.networks import Network
+from mars_ray.machines.figures import Efficiency, Gpu, Network
 
 Weights = Literal["bf16", "fp8"]
 BYTES = MappingProxyType({"bf16": 2, "fp8": 1})
 """Bytes that one parameter takes."""
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory that weights and cache may fill; the default of vLLM."""
-
-
-class Efficiency(BaseModel):
-    """The share of a GPU's speed that an engine reaches, and the time that the engine adds to a step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    share: float = Field(gt=0, le=1)
-    """Share of the GPU's bandwidth and rate that a step reaches."""
-    overhead_ms: float = Field(ge=0, le=10_000)
-    """Milliseconds added to every step."""
-    seq_ms: float = Field(ge=0, le=1_000)
-    """Milliseconds that each decoding sequence adds to a step."""
-    source: str = ""
-    """Measurements that the figures were fitted to."""
-
-
-EFFICIENCIES = MappingProxyType(
-    {
-        "vllm": Efficiency(
-            share=0.78,
-            overhead_ms=0.6,
-            seq_ms=0.045,
-            source="vLLM 0.21 to 0.23 on L4, A100 and H100, one token at a time, at 1 to 32 sequences",
-        ),
-        "paper": Efficiency(
-            share=0.78,
-            overhead_ms=22.3,
-            seq_ms=0.69,
-            source="arXiv 2604.07023, Qwen2.5-7B on an H200, one token at a time: 36, 30, 27 steps/s at batch 4, 8, 16",
-        ),
-    }
-)
-"""Known profiles by name. The paper's decoder is bound by Python, not by the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,10 @@ An existing folder has precedence over a name on a hub. `check_folder` checks th
 """
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
-from mars_ray.errors import ModelError
+from mars_ray.errors import ModelError, did_you_mean
 from mars_ray.model.sources.hub import cached_names, download, hub_name_of, parse_hub_name
 from mars_ray.model.sources.node_cache import NODE_URL
 from mars_ray.model.sources.store import fetched_from_store
@@ -92,8 +91,7 @@ def _hint(missing: Path, cached: Sequence[str] = ()) -> str:
     except OSError:
         siblings = []
     names = [BUNDLED, SMOLLM2] if missing.parent == Path() else []
-    close = get_close_matches(str(missing), [*siblings, *names, *cached], n=1)
-    return f". Did you mean {close[0]!r}?" if close else "."
+    return f".{did_you_mean(str(missing), [*siblings, *names, *cached])}"
 
 
 def _may_be_model(path: Path) -> bool:

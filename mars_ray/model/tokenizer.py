@@ -9,13 +9,7 @@ Never: runs a tokenizer class from outside transformers, or contacts a hub.
 from pathlib import Path
 from typing import Any
 
-from transformers import (
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-    Qwen2Tokenizer,
-    TokenizersBackend,
-)
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, Qwen2Tokenizer, TokenizersBackend
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from mars_ray.errors import ModelError, UnsafeModelError

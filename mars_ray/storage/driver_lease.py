@@ -1,9 +1,10 @@
-"""Lease file in a store, which shows other drivers that a job or run has a live driver.
+"""Keep other drivers out of the folder of a job or run: a lock on a disk, a lease file in a store.
 
 The lease only makes the error message come early. For jobs, it is the log that reliably prevents two drivers from
 writing.
 """
 
+import fcntl
 import json
 import os
 import socket
@@ -100,6 +101,27 @@ class DriverLease:
             return _Lease(**json.loads(self._path.fs.cat_file(self._path.path)))
         except FileNotFoundError:
             return None
+
+
+@contextmanager
+def locked(lock: Path, *, of: Path) -> Iterator[None]:
+    """Hold the file `lock`, for the work in the folder `of`, during the `with` block.
+
+    Raises `OutputError` if another process holds the lock, or its folder is not writable.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise OutputError(f"Cannot write to {lock.parent}: {error.strerror}. Give another output.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"Another process is working in {of}. Wait until it ends, or give another output."
+            ) from None
+        yield
 
 
 def _machine() -> str:

@@ -7,16 +7,17 @@ The client of a store finds its credentials and endpoint by itself, in `AWS_ACCE
 This module uses fsspec instead of `pyarrow.fs`, because fsspec can create an object on condition that none exists.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from upath import UPath
 
 from mars_ray.errors import ConfigError, MarsRayError
-from mars_ray.storage.wait_at_most import wait_at_most
 
+T = TypeVar("T")
 AnyPath = Path | UPath
 """A local path, or a path in a store."""
 
@@ -94,3 +95,24 @@ def store_errors(path: AnyPath, kind: type[MarsRayError], action: str, advice: s
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
+
+
+def wait_at_most(seconds: float, call: Callable[[], T], timeout: Exception) -> T:
+    """Return the result of `call`, or raise its error. Raises `timeout` after `seconds`, while `call` continues."""
+    outcome: list[tuple[T | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise timeout
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # without an error, `call` has returned

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol
 
 from matplotlib.figure import Figure
 from upath import UPath
@@ -42,27 +41,6 @@ class StepMetrics:
     heldout_agreement_by_offset: list[float] | None
     """For an adapter, the share of masks that predict the model's own token, among the first, second, … masks of all
     blocks."""
-
-
-class MetricsWriter(Protocol):
-    """A context manager that writes the metrics of a run."""
-
-    def write(self, metrics: StepMetrics) -> None:
-        """Add one line."""
-
-    def flush(self) -> None:
-        """Store all lines, so that a process that resumes the run finds them."""
-
-    def __enter__(self) -> "MetricsWriter": ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
-
-
-def open_metrics(folder: AnyPath, steps_done: int) -> MetricsWriter:
-    """Return the writer of a run that has done `steps_done` steps."""
-    return (
-        LocalMetricsWriter(folder, steps_done) if isinstance(folder, Path) else StoredMetricsWriter(folder, steps_done)
-    )
 
 
 class LocalMetricsWriter:
@@ -121,6 +99,13 @@ class StoredMetricsWriter:
         # Another error may mean that other workers have replaced this one; then their lines are newer.
         if kind is None or issubclass(kind, MarsRayError):
             self.flush()
+
+
+def open_metrics(folder: AnyPath, steps_done: int) -> LocalMetricsWriter | StoredMetricsWriter:
+    """Return the writer of a run that has done `steps_done` steps."""
+    if isinstance(folder, Path):
+        return LocalMetricsWriter(folder, steps_done)
+    return StoredMetricsWriter(folder, steps_done)
 
 
 def read_metrics(folder: AnyPath) -> list[StepMetrics]:

@@ -1,9 +1,7 @@
 """The folder of a run, on a disk or in a store: its layout, its lock, and the messages between its processes."""
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from mars_ray import errors
 from mars_ray.errors import ConfigError, MarsRayError, OutputError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.sources.store import folder_here
-from mars_ray.storage.driver_lease import DriverLease
+from mars_ray.storage.driver_lease import DriverLease, locked
 from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 from mars_ray.storage.seldom import Seldom
 from mars_ray.storage.whole_file import write_file
@@ -45,25 +43,9 @@ class RunFolder:
     def only_driver(self) -> AbstractContextManager[None]:
         """Lock the folder against other drivers. Raises `OutputError` if it is locked already, or not writable."""
         if isinstance(self.path, Path):
-            return self._locked(self.path)
+            return locked(self.path / ".lock", of=self.path)
         check_reachable(self.path)
         return DriverLease(self.path / "driver.json", of=self.path).held()
-
-    @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("w")
-        except OSError as error:
-            raise OutputError(f"Cannot write to {path}: {error.strerror}. Choose another output.") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OutputError(
-                    f"Another process is training in {path}. Wait for it, or choose another output."
-                ) from None
-            yield
 
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Raise `ConfigError` if the run began with other settings. Its checkpoints do not contain the settings."""

@@ -7,18 +7,65 @@ of the charts.
 
 import json
 from base64 import b64encode
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mars_ray.web.chart import Chart
 from mars_ray.web.pages import STATIC
 
 FOLD_FROM = 400
 """Length in characters above which a text is folded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """An axis of a chart."""
+
+    ends: tuple[float, float] | None = None
+    """Minimum and maximum of the axis; None fits the axis to the data."""
+    unit: str = ""
+    """Suffix of the values, such as " %"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line in a chart."""
+
+    name: str = ""
+    at: Sequence[tuple[float, float]]
+    """Points of the line as (x, y)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A labelled point in a chart."""
+
+    name: str
+    kind: str = ""
+    """Styles separated by a space: "special", "hollow", both or neither."""
+    x: float
+    y: float
+    x_within: tuple[float, float]
+    """Interval of `x`, drawn as whiskers."""
+    y_within: tuple[float, float]
+    """Interval of `y`, drawn as whiskers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart of lines, bars and points."""
+
+    title: str
+    lines: Sequence[Line] = ()
+    bars: Sequence[tuple[float, float, float]] = ()
+    """Bars as (left edge, right edge, value)."""
+    points: Sequence[Point] = ()
+    x: Axis = Axis()
+    y: Axis = Axis()
 
 
 def render(template: str, **values: Any) -> str:

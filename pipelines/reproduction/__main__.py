@@ -33,7 +33,7 @@ from mars_ray.measure import machine
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
-from mars_ray.ray_cluster import cluster_cpus, connect
+from mars_ray.ray_cluster import connect
 from mars_ray.training.run_folder import RunFolder
 from pipelines.build_bundled_model import autoregressive_model, write_examples
 from pipelines.own_answers import own_answers
@@ -232,7 +232,7 @@ def _run(unit: Unit) -> None:
 
 def cluster_cores() -> int:
     """Return the number of CPUs in the cluster, at least 1."""
-    return max(1, int(cluster_cpus()))
+    return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
 
 def results(folder: Path) -> Json:

@@ -76,7 +76,7 @@ def job_status() -> ClusterStatus | None:
     found = next((name for name in names if name.startswith(f"controller:{BATCH}")), None)
     if found is None:
         return None
-    status: ClusterStatus = ray.get(ray.get_actor(found, namespace=NAMESPACE).status.remote())
+    status: ClusterStatus = ray.get(ray.get_actor(found, namespace=NAMESPACE).call.remote("status"))
     return status
 
 

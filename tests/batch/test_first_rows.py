@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mars_ray.batch.rows import first_rows
+from mars_ray.batch.run import job_plan
 from mars_ray.batch.run.job_plan import plan_job
 from mars_ray.errors import DataError, InputError
 from tests.factories.jobs import generate_options
@@ -95,7 +95,7 @@ def test_a_template_that_names_a_column_in_brackets_gets_a_hint(tmp_path: Path, 
 def test_a_huge_first_row_is_left_to_a_worker(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_rows, "ROW_BYTES", 500)
+    monkeypatch.setattr(job_plan, "ROW_BYTES", 500)
     plan(tmp_path, model_folder, json.dumps({"prompt": "x" * 500}) + "\n{}")
     with pytest.raises(DataError, match="its prompt has 483 tokens"):
         plan(tmp_path, model_folder, json.dumps({"prompt": "x" * 480}) + "\n{}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.data.sources import find_sources
+from mars_ray.data.record_file import find_sources
 from mars_ray.errors import DataError
 
 FILES = (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.adapter.sampler_head import SamplerHead
-from mars_ray.engine.execution.fused_mask_sampler import FusedMaskSampler
+from mars_ray.engine.execution.cpu_runner import FusedMaskSampler
 from mars_ray.engine.execution.mask_sampler import MaskSampler
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
 from mars_ray.engine.kernels.build import KernelError

@@ -5,10 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mars_ray.evaluation.report.charts import charts_of, pareto_front
-from mars_ray.evaluation.report.page import evaluate_page
+from mars_ray.evaluation.report.page import charts_of, evaluate_page, pareto_front
 from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownAnswer, ShownToken
-from mars_ray.web.chart import Point
+from mars_ray.web.report import Point
 from tests.evaluation.evaluate_samples import question, results
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' & {{ 7 * 7 }}"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from upath import UPath
 
-from mars_ray.data.record_file import check_source, read_records
-from mars_ray.data.sources import find_sources
+from mars_ray.data.record_file import check_source, find_sources, read_records
 from mars_ray.errors import ConfigError, DataError, RunError
 from mars_ray.storage import location
 from mars_ray.storage.location import check_reachable, locate, locate_url

@@ -37,10 +37,10 @@ FileFormat = Literal["parquet", "jsonl"]
 class OutputFolder:
     """Output of a job. Open it with `open_output`. An output in a store also has a log."""
 
-    def __init__(self, folder: AnyPath, ledger: Ledger, history: History, log: JobLog | None = None) -> None:
+    def __init__(self, folder: AnyPath, ledger: Ledger, log: JobLog | None = None) -> None:
         self.folder = folder
         self.ledger = ledger
-        self.history = history
+        self.history = History(ledger)
         self._log = log
         self._rows = folder / "rows"
         self._had_errors = False

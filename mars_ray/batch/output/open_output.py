@@ -4,7 +4,6 @@ A local folder contains the ledger, and a lock keeps other drivers out. A store 
 driver rebuilds the ledger from the log in a temporary folder, so a job in a store can be resumed from any machine.
 """
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -15,11 +14,10 @@ from typing import TypeVar
 from upath import UPath
 
 from mars_ray.batch.output.folder import OutputFolder
-from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import JobLog
 from mars_ray.batch.output.ledger import LEDGER, Ledger
 from mars_ray.errors import OutputError
-from mars_ray.storage.driver_lease import DriverLease
+from mars_ray.storage.driver_lease import DriverLease, locked
 from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 
 LOG = "log"
@@ -42,7 +40,7 @@ def open_output(folder: AnyPath, *, new: bool) -> AbstractContextManager[OutputF
 def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
     hidden = folder / LEDGER.parent
     if new and hidden.exists():
-        with _locked(hidden):
+        with locked(hidden / "lock", of=folder):
             folder.rename(_backup_name(folder))
     if folder.exists() and not hidden.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} has files that do not belong to a job. Give a new folder or empty this one.")
@@ -52,31 +50,15 @@ def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
         (folder / "rows").mkdir(exist_ok=True)
     except OSError as error:
         raise OutputError(f"Cannot write to {folder}: {error.strerror}. Give another output folder.") from error
-    with _locked(hidden):
+    with locked(hidden / "lock", of=folder):
         ledger = Ledger(folder / LEDGER, of=folder, durable=True)
         try:
-            yield OutputFolder(folder, ledger, History(ledger))
+            yield OutputFolder(folder, ledger)
         finally:
             empty = not ledger.done
             ledger.close()
             if empty and created:
                 shutil.rmtree(created[-1])
-
-
-@contextmanager
-def _locked(hidden: Path) -> Iterator[None]:
-    try:
-        lock = (hidden / "lock").open("w")
-    except OSError as error:
-        raise OutputError(f"Cannot write to {hidden}: {error.strerror}. Give another output folder.") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(
-                f"Another process is working in {hidden.parent}. Wait until it ends, or give another output folder."
-            ) from None
-        yield
 
 
 def _backup_name(folder: P) -> P:
@@ -103,7 +85,7 @@ def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
                     f"{folder} has files that do not belong to a job. Give a new folder or empty this one."
                 )
         log = JobLog(hidden / LOG)
-        output = OutputFolder(folder, ledger, History(ledger), log)
+        output = OutputFolder(folder, ledger, log)
         output.replay(log.read())
         with log.kept():
             yield output

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from mars_ray.batch.output.report import JobReport, PacePoint
-from mars_ray.web.chart import Axis, Chart
-from mars_ray.web.report import render
+from mars_ray.web.report import Axis, Chart, render
 
 POINTS = 60
 """Maximum number of points in a chart over time. If a job has more time spans, neighbouring ones are joined."""

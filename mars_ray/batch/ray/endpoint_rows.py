@@ -40,7 +40,8 @@ RETRIED_ERRORS = (QueueFullError, UnavailableError, ReplicaLostError)
 """Errors of a Serve application after which a request is sent again, just as after one of the HTTP statuses in
 `RETRIED_STATUSES`."""
 
-Complete = Callable[[dict[str, Any]], Awaitable[ChatCompletion]]
+Complete = Callable[..., Awaitable[ChatCompletion]]
+"""Sends a request with the given fields, `messages` among them."""
 
 
 class _RefusedForNow(Exception):
@@ -89,7 +90,7 @@ class EndpointRows:
         while True:
             async with self._limit.turn() as turn:
                 try:
-                    answer = await complete(body)
+                    answer = await complete(**body)
                     self._limit.answered()
                     self._answered_s = time.monotonic()
                     return answer
@@ -118,9 +119,7 @@ async def _connect_url(config: EndpointProcessorConfig) -> Complete:
     except (openai.OpenAIError, IndexError) as error:
         raise RunError(f"no endpoint answers at {config.url}: {error}") from error
 
-    async def complete(body: dict[str, Any]) -> ChatCompletion:
-        fields = dict(body)
-        messages = fields.pop("messages")
+    async def complete(messages: Any, **fields: Any) -> ChatCompletion:
         try:
             return await client.chat.completions.create(model=model, messages=messages, extra_body=fields)
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
@@ -151,9 +150,7 @@ def _connect_app(config: EndpointProcessorConfig) -> Complete:
     except RayServeException as error:
         raise RunError(f"there is no application {config.app!r} on this cluster: {error}") from error
 
-    async def complete(body: dict[str, Any]) -> ChatCompletion:
-        fields = dict(body)
-        messages = fields.pop("messages")
+    async def complete(messages: Any, **fields: Any) -> ChatCompletion:
         try:
             answer: ChatCompletion = await handle.complete.remote(messages, **fields)
             return answer

@@ -19,13 +19,7 @@ from ray.exceptions import RayError
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
-from mars_ray.batch.ray.decoder_pool import (
-    AnsweredBlocks,
-    choose_places,
-    pool_settings,
-    single_actor,
-    start_decoders,
-)
+from mars_ray.batch.ray.decoder_pool import AnsweredBlocks, choose_places, pool_settings, single_actor, start_decoders
 from mars_ray.batch.ray.source import InputRows, read_undone_rows
 from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id

@@ -13,8 +13,7 @@ from typing import Any
 from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.engine.seeds import seed_of
+from mars_ray.engine.request import DecodeParams, SamplingParams, seed_of
 from mars_ray.errors import RequestError
 
 COLUMNS = ("max_tokens", "temperature", "top_p", "seed", "stop", "n")

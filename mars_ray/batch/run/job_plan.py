@@ -1,6 +1,10 @@
-"""Plan a job before any work starts: input files, row format, engines, and the settings to store in the ledger."""
+"""Plan a job before any work starts: input files, row format, engines, and the settings to store in the ledger.
 
-from collections.abc import Iterator, Sequence
+An input is refused if none of its first rows can be answered.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -9,23 +13,32 @@ from pydantic import TypeAdapter
 
 from mars_ray.batch.output.folder import FileFormat, OutputFolder
 from mars_ray.batch.rows.columns import Kind, Survey
-from mars_ray.batch.rows.first_rows import check_first_rows
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
+from mars_ray.batch.rows.row_format import RowFormat
 from mars_ray.batch.rows.row_tables import READ_RECORDS
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import GenerateOptions
-from mars_ray.data.record_file import check_source, read_records
-from mars_ray.data.sources import find_sources
+from mars_ray.data.record_file import check_source, find_sources, read_records
+from mars_ray.data.records import parse_object
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
-from mars_ray.errors import EmptyDataError
+from mars_ray.errors import BadRecordError, DataError, EmptyDataError, PromptTooLongError, RequestError, did_you_mean
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype
 from mars_ray.model.resolve import short_name
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
+
+FIRST_ROWS = 100
+"""Maximum number of rows to check."""
+ROW_BYTES = 1 << 20
+"""Maximum size of a row to check. A longer row is left to a worker, because tokenizing it here could take minutes."""
+REASONS = 3
+"""Maximum number of reasons to show, most frequent first."""
+COLUMNS = 12
+"""Maximum number of columns to list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +173,47 @@ def _flat(row_format: RowFormatSettings) -> dict[str, Any]:
             else:
                 flat[f"{prefix}{name}"] = value
     return flat
+
+
+def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: int) -> None:
+    """Raise `DataError` if none of the first rows can be answered. It names the most frequent reasons and the columns.
+
+    `positions` is the context length of the model.
+    """
+    reasons = Counter[str]()
+    columns: dict[str, None] = {}
+    missing: dict[str, None] = {}
+    for raw in islice(raws, FIRST_ROWS):
+        if len(raw) > ROW_BYTES:
+            return
+        try:
+            prompt = row_format.parse("first", raw).request.prompt
+            if len(prompt) < positions:
+                return
+            raise PromptTooLongError(f"its prompt has {len(prompt)} tokens, more than the model's {positions}")
+        except (BadRecordError, RequestError) as error:
+            reasons[str(error).rstrip(".")] += 1
+            missing |= dict.fromkeys(error.missing if isinstance(error, BadRecordError) else ())
+        columns |= dict.fromkeys(_columns(raw))
+    if reasons:
+        raise DataError(_refusal(reasons, list(columns), list(missing)))
+
+
+def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> str:
+    count = reasons.total()
+    rows = "the only row cannot" if count == 1 else f"none of the first {count} rows can"
+    parts = [f"{rows} be answered."]
+    parts += [f"{times} x {reason}." for reason, times in reasons.most_common(REASONS)]
+    if columns:
+        more = f" and {len(columns) - COLUMNS} more" if len(columns) > COLUMNS else ""
+        parts.append(f"The columns are {', '.join(columns[:COLUMNS])}{more}.")
+    hint = next(filter(None, (did_you_mean(name, columns) for name in missing)), "")
+    parts.append(hint.strip() or "Correct the input, or name its column with --prompt-column.")
+    return " ".join(parts)
+
+
+def _columns(raw: bytes) -> list[str]:
+    try:
+        return list(parse_object(raw))
+    except (BadRecordError, RecursionError):
+        return []

@@ -119,9 +119,13 @@ class Controller:
             self._decide(now_s)
         return self._directive(report)
 
-    def update_backlog(self, backlog: Backlog, *, paused: bool) -> None:
-        """Set the remaining work of a batch job and whether its workers pause. Both values hold until the next call."""
+    def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
+        """Set the remaining work of a batch job and whether its workers pause; return the status.
+
+        Both values hold until the next call.
+        """
         self._job.update(backlog, self._now_s(), paused=paused)
+        return self.status()
 
     def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
         """Override the policy for one class, or for all classes if `name` is None.

@@ -30,59 +30,28 @@ BATCH = "generate-"
 """Prefix of the application names of batch jobs."""
 IDLE_SECONDS = 60.0
 """Seconds without reports from replicas or a driver after which a controller ends itself."""
+REPORTS = ("handle_report", "update_backlog")
+"""Methods by which replicas and drivers report."""
 ASK_SECONDS = 5.0
 _KIND = "controller:"
 
 
 class ControllerActor:
-    """The actor that runs the controller. It returns errors as values, because Ray wraps exceptions in its own."""
+    """The actor that runs the controller."""
 
     def __init__(self, app: str, plan: ControlPlan) -> None:
         self._controller = Controller(plan, store=_ClusterStore(app, plan.model))
         self._last_report_s = time.monotonic()
         self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
 
-    async def handle_report(self, report: ReplicaReport) -> Directive | MarsRayError:
-        """Return the directive that answers a report, or an error."""
-        self._last_report_s = time.monotonic()
+    async def call(self, method: str, *args: Any, **settings: Any) -> Any:
+        """Return the result of a method of the controller, or its error, because Ray wraps exceptions in its own."""
+        if method in REPORTS:
+            self._last_report_s = time.monotonic()
         try:
-            return self._controller.handle_report(report)
+            return getattr(self._controller, method)(*args, **settings)
         except MarsRayError as error:
             return error
-
-    async def status(self) -> ClusterStatus:
-        """Return the state of the cluster and the decisions."""
-        return self._controller.status()
-
-    async def live(self, controller: str, after: int) -> LiveReport:
-        """Return the report for a live view."""
-        return self._controller.live(controller, after)
-
-    async def job(self) -> RunningJob | None:
-        """Return the state of the batch job, if there is one."""
-        return self._controller.job()
-
-    async def update_backlog(self, backlog: Backlog, paused: bool) -> ClusterStatus:
-        """Set the remaining work of a batch job; return the status."""
-        self._last_report_s = time.monotonic()
-        self._controller.update_backlog(backlog, paused=paused)
-        return self._controller.status()
-
-    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> MarsRayError | None:
-        """Override the policy; return the error, if any."""
-        try:
-            self._controller.set_threshold(threshold, name, seconds)
-        except MarsRayError as error:
-            return error
-        return None
-
-    async def clear_threshold(self, name: str | None) -> MarsRayError | None:
-        """Let the policy decide again; return the error, if any."""
-        try:
-            self._controller.clear_threshold(name)
-        except MarsRayError as error:
-            return error
-        return None
 
     async def _end_when_idle(self) -> None:
         while time.monotonic() - self._last_report_s < IDLE_SECONDS:
@@ -122,7 +91,7 @@ class RayController:
 
     async def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
         """Set a batch job's remaining work and whether its workers stop taking rows; return the cluster's status."""
-        status: ClusterStatus = await self._ask("update_backlog", backlog, paused)
+        status: ClusterStatus = await self._ask("update_backlog", backlog, paused=paused)
         return status
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
@@ -133,12 +102,12 @@ class RayController:
         """Let the policy decide again. Raises `ConfigError`."""
         await self._ask("clear_threshold", name)
 
-    async def _ask(self, method: str, *args: Any) -> Any:
+    async def _ask(self, method: str, *args: Any, **settings: Any) -> Any:
         if self._handle is None:
             self._handle = await asyncio.to_thread(self._start)
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                answer = await getattr(self._handle, method).remote(*args)
+                answer = await self._handle.call.remote(method, *args, **settings)
         except (RayError, TimeoutError) as error:
             if isinstance(error, ActorDiedError):  # the actor ended itself or was killed for good: start a new one
                 self._handle = None
@@ -191,7 +160,7 @@ async def _ask_all(names: Sequence[str], method: str) -> dict[str, object]:
     async def ask(name: str) -> object:
         handle = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
         async with asyncio.timeout(ASK_SECONDS):
-            return await getattr(handle, method).remote()
+            return await handle.call.remote(method)
 
     return dict(zip(names, await asyncio.gather(*map(ask, names), return_exceptions=True), strict=True))
 

@@ -6,18 +6,12 @@ batch or the number of threads. So a drafted and verified token has the same log
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
+from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.kernels.build import KernelError, kernel_library
@@ -36,6 +30,10 @@ TOGETHER = (
     ("mlp.down_proj",),
 )
 """Linear layers of a decoder layer; each group is packed as one matrix."""
+PER_POSITION = tuple(
+    field.name for field in fields(ForwardBatch) if field.name.endswith("_N") and field.name != "back_N"
+)
+"""Fields that describe the packed positions; `back_N` belongs to the attention rectangles."""
 POINTER = ctypes.c_void_p
 INT = ctypes.c_int64
 FLOAT = ctypes.c_float
@@ -283,18 +281,8 @@ class FusedDecoder:
 def _by_adapter(batch: ForwardBatch) -> ForwardBatch:
     """Sort the positions by adapter, positions without an adapter first. The attention rectangles stay as they are."""
     order_N = batch.adapter_N.argsort(stable=True)
-    return replace(
-        batch,
-        id_N=batch.id_N[order_N],
-        slot_N=batch.slot_N[order_N],
-        position_N=batch.position_N[order_N],
-        target_N=batch.target_N[order_N],
-        prefix_N=batch.prefix_N[order_N],
-        behind_N=batch.behind_N[order_N],
-        offset_N=batch.offset_N[order_N],
-        adapter_N=batch.adapter_N[order_N],
-        pick_M=order_N.argsort()[batch.pick_M],
-    )
+    sorted_fields = {name: getattr(batch, name)[order_N] for name in PER_POSITION}
+    return replace(batch, pick_M=order_N.argsort()[batch.pick_M], **sorted_fields)
 
 
 def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

@@ -1,8 +1,11 @@
-"""Measure tokens per forward, agreement and accuracy at each threshold, with their spreads."""
+"""Measure tokens per forward, agreement and accuracy at each threshold, with spreads, and print them as a table."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
+
+from rich.console import Console
+from rich.table import Table
 
 from mars_ray.adapter.folder import Adapter
 from mars_ray.data.tasks import FAMILIES
@@ -12,6 +15,7 @@ from mars_ray.evaluation.calibration.prompts import CalibrationPrompt
 from mars_ray.model.card import CalibrationPoint, FamilyPoint
 from mars_ray.model.checkpoint import Checkpoint
 
+CURVE_HEAD = ("threshold", "tokens per forward", "agreement", "accuracy")
 _ByFamily = Mapping[str, CalibrationCounts]
 
 
@@ -74,3 +78,29 @@ def _point(threshold: float, samples: Sequence[_ByFamily], data: str) -> Calibra
 def _accuracy(by_family: _ByFamily) -> float:
     """Return the mean accuracy over families."""
     return fmean(count.accuracy for count in by_family.values())
+
+
+def curve_row(point: CalibrationPoint) -> tuple[str, ...]:
+    """Return the cells of one table row, in the order of `CURVE_HEAD`. ± is the standard deviation over samples."""
+    return (
+        f"{point.threshold:g}",
+        f"{point.tokens_per_forward:.2f}{_spread(point.tokens_per_forward_std, '.2f')}",
+        f"{point.agreement:.2%}{_spread(point.agreement_std, '.2%')}",
+        "-" if point.accuracy is None else f"{point.accuracy:.1%}{_spread(point.accuracy_std, '.1%')}",
+    )
+
+
+def print_curve(points: Sequence[CalibrationPoint], title: str) -> None:
+    """Print the points as a table, with the number and source of the examples."""
+    point = points[0]
+    samples = f"{point.seeds} samples" if point.seeds > 1 else "1 sample, so no spread"
+    table = Table(title=title, caption=f"{point.examples} examples of {point.data} in {samples}")
+    for name in CURVE_HEAD:
+        table.add_column(name, justify="right")
+    for point in points:
+        table.add_row(*curve_row(point))
+    Console().print(table)
+
+
+def _spread(value: float | None, form: str) -> str:
+    return "" if value is None else f" ± {value:{form}}"

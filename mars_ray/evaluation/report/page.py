@@ -5,14 +5,17 @@ own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
-from mars_ray.evaluation.report.charts import charts_of
 from mars_ray.evaluation.results import Metrics, Results
 from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownAnswer, ShownToken
-from mars_ray.evaluation.settings import AR
-from mars_ray.web.report import render
+from mars_ray.evaluation.settings import AR, EXACT
+from mars_ray.web.report import Axis, Chart, Line, Point, render
 
+SPECIAL = (AR.name, EXACT.name)
+MARGIN = 0.06
+"""Margin around the points, as a share of their range."""
 COLOURS = 4
 """Number of background colours, which alternate so that neighbouring forwards differ."""
 
@@ -65,3 +68,73 @@ def _change(figures: Metrics) -> str:
     if paired is None:
         return "-"
     return f"{100 * paired.difference:+.2f} ({100 * paired.low:+.2f} to {100 * paired.high:+.2f})"
+
+
+def charts_of(results: Results) -> list[Chart]:
+    """Return the charts that have data."""
+    by_forward = [
+        _point(name, metrics, metrics.tokens_per_forward, metrics.tokens_per_forward_std or 0.0)
+        for name, metrics in results.overall.items()
+        if metrics.tokens_per_forward is not None
+    ]
+    by_second = [
+        _point(name, results.overall[name], speed.tokens_per_s, speed.tokens_per_s_std)
+        for name, speed in results.speed.settings.items()
+    ]
+    # Leave out settings that never accept a second token.
+    stops = {name: counts for name, counts in results.stops.items() if name.startswith("threshold") and any(counts[1:])}
+    charts = [
+        _quality("Accuracy against tokens per forward", by_forward),
+        _quality("Accuracy against tokens per second", by_second),
+    ]
+    if stops:
+        charts.append(_stops("Share of the forwards that gave 1, 2, … tokens", stops))
+    return charts
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """Return the Pareto front of the points, slowest first."""
+
+    def dominated(point: Point) -> bool:
+        return any(
+            rival.x >= point.x and rival.y >= point.y and (rival.x, rival.y) != (point.x, point.y) for rival in points
+        )
+
+    return sorted((point for point in points if not dominated(point)), key=lambda point: point.x)
+
+
+def _point(name: str, figures: Metrics, x: float, spread: float) -> Point:
+    return Point(
+        name=name.removeprefix("threshold "),
+        kind="special" if name in SPECIAL else "",
+        x=x,
+        y=100 * figures.accuracy,
+        x_within=(x - spread, x + spread),
+        y_within=(100 * figures.accuracy_low, 100 * figures.accuracy_high),
+    )
+
+
+def _quality(title: str, points: Sequence[Point]) -> Chart:
+    """Return the chart of accuracy against speed. A line joins the Pareto front; all other points are hollow."""
+    front = pareto_front(points)
+    return Chart(
+        title=title,
+        lines=[Line(at=[(point.x, point.y) for point in front])],
+        points=[point if point in front else replace(point, kind=f"{point.kind} hollow") for point in points],
+        x=_around([end for point in points for end in point.x_within]),
+        y=_around([end for point in points for end in point.y_within], " %"),
+    )
+
+
+def _stops(title: str, stops: Mapping[str, Sequence[int]]) -> Chart:
+    """Return a chart of how often a forward gave 1, 2, … tokens, with one line per setting."""
+    lines = [
+        Line(name=name, at=[(gain, 100 * count / (sum(counts) or 1)) for gain, count in enumerate(counts, start=1)])
+        for name, counts in stops.items()
+    ]
+    return Chart(title=title, lines=lines, y=Axis(unit=" %"))
+
+
+def _around(values: Sequence[float], unit: str = "") -> Axis:
+    margin = MARGIN * (max(values) - min(values)) or 1.0
+    return Axis(ends=(min(values) - margin, max(values) + margin), unit=unit)

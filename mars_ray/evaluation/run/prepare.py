@@ -9,8 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter
-from mars_ray.engine.request import SamplingParams
-from mars_ray.engine.seeds import seed_of
+from mars_ray.engine.request import SamplingParams, seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
 from mars_ray.evaluation.results import EvaluationPlan, read_model, write_model
 from mars_ray.evaluation.run.options import EvaluateOptions

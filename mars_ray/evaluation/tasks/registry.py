@@ -6,13 +6,12 @@ turn.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import islice
 
 from mars_ray.data.prompt_file import Conversation
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.split import examples
-from mars_ray.errors import ConfigError, DataError
+from mars_ray.errors import ConfigError, DataError, did_you_mean
 from mars_ray.evaluation.tasks.benchmarks import BENCHMARK_TOKENS, BENCHMARKS
 from mars_ray.evaluation.tasks.reference_file import Referenced, read_references
 from mars_ray.storage.location import AnyPath, check_reachable, locate
@@ -100,9 +99,10 @@ def _open(name: str, options: TaskOptions) -> Task:
     path = locate(name)
     check_reachable(path)
     if not path.is_file():
-        close = get_close_matches(name, _task_names(), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{name!r} is neither a task nor a file; choose from {', '.join(_task_names())}.{hint}")
+        names = _task_names()
+        raise ConfigError(
+            f"{name!r} is neither a task nor a file; choose from {', '.join(names)}.{did_you_mean(name, names)}"
+        )
     return _dealt(path.name.split(".")[0] or path.name, read_references(path, options.match), options, MAX_TOKENS, name)
 
 

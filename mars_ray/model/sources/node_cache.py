@@ -24,8 +24,8 @@ from typing import IO
 from mars_ray.errors import ModelError, OutputError
 from mars_ray.model.sources.cache import cache_folder
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.location import wait_at_most
 from mars_ray.storage.private import private_folder
-from mars_ray.storage.wait_at_most import wait_at_most
 
 NODE_URL = "ray://"
 """Prefix of the name of a folder on one node of the cluster; see `ray_folder.SharedFolder`."""

@@ -8,14 +8,7 @@ Never: lets a caller determine the value of a label.
 import time
 from collections.abc import Callable
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
