@@ -73,7 +73,7 @@ def measure(arguments: argparse.Namespace, callers: list[int]) -> dict[str, Any]
         return llm.chat(chats(count), params, use_tqdm=False)
 
     def record() -> dict[str, Any]:
-        return llm.collective_rpc("mars_record")[0] if mars else {}  # type: ignore[no-any-return]
+        return llm.collective_rpc("mars_record")[0] if mars else {}
 
     for setting in [AR, *lookahead_settings(arguments.masks)] if mars else [AR]:
         outputs = answer(setting, arguments.prompts, logprobs=None if mars else 2)  # also warms the engine up

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 if find_spec("vllm") is None:
     pytest.skip("vLLM is missing: run make test-vllm", allow_module_level=True)
 
-import httpx  # noqa: E402
+import httpx2  # noqa: E402
 from openai import BadRequestError, OpenAI  # noqa: E402
 
 from tests.store_server import free_port  # noqa: E402
@@ -53,7 +53,7 @@ def serve(port: int, metadata: Path, *options: str) -> "subprocess.Popen[str]":
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # the engine runs in a process of its own
         "VLLM_LOGGING_LEVEL": "INFO",
     }
-    command = [vllm, "serve", BUNDLED, *flags, "--enforce-eager", "--port", str(port), *options]
+    command = [str(vllm), "serve", str(BUNDLED), *flags, "--enforce-eager", "--port", str(port), *options]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -89,7 +89,7 @@ def answer(url: str, **xargs: Any) -> str:
 
 
 def rpc(url: str, method: str, *arguments: Any) -> Any:
-    response = httpx.post(f"{url}/collective_rpc", json={"method": method, "args": arguments}, timeout=60)
+    response = httpx2.post(f"{url}/collective_rpc", json={"method": method, "args": arguments}, timeout=60)
     return response.raise_for_status().json()["results"][0]
 
 
@@ -132,7 +132,8 @@ def test_the_threshold_of_the_server_changes_while_it_runs(url):
 def test_wrong_xargs_are_a_bad_request_named_in_one_line(url, xargs, message):
     with pytest.raises(BadRequestError) as error:
         answer(url, **xargs)
-    said = error.value.body["message"]
+    body: Any = error.value.body
+    said = body["message"]
     assert message in said
     assert "\n" not in said
 
