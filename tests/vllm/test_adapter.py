@@ -43,7 +43,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in lora.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     folder = tmp_path_factory.mktemp("adapter")
     save_adapter(lora, adapter_card(weights_digest(base), block=BLOCK), folder, dtype=torch.float32)
     return folder

@@ -5,6 +5,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def mars(request: pytest.FixtureRequest, folder: Path) -> LLM:
 
 @cache
 def plain(folder: Path, prompt: int, threshold: float, block: int) -> list[int]:
-    rule = {"threshold": threshold, "masks": block - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
+    rule: dict[str, Any] = {"threshold": threshold, "masks": block - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
     return decode_causally(choices_of(folder, MASK), prompts()[prompt], **rule).tokens
 
 

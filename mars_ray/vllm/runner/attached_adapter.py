@@ -43,7 +43,7 @@ class AttachedAdapter:
         network.register_forward_pre_hook(self._open_gate, with_kwargs=True)
         embedding.register_forward_pre_hook(self._replace_masks)
         embedding.register_forward_hook(self._embed_masks)
-        network.logits_processor.register_forward_pre_hook(self._keep_hidden)  # type: ignore[operator, union-attr]
+        network.logits_processor.register_forward_pre_hook(self._keep_hidden)  # type: ignore[union-attr]
         for name, names in _fused(lora, network).items():
             linear = network.get_submodule(name)
             a_JH, b_OJ = _stacked(lora, linear, names)
@@ -106,7 +106,8 @@ def _fused(lora: GatedLoRA, network: nn.Module) -> dict[str, list[str]]:
 def _stacked(lora: GatedLoRA, linear: Any, names: list[str]) -> tuple[Tensor, Tensor]:
     """Return the factors of one linear layer, scaled: those of the layers it joins, stacked and block-diagonal."""
     sizes = linear.output_sizes if len(names) > 1 else [linear.output_size]
-    first, second = [], []
+    first: list[Tensor] = []
+    second: list[Tensor] = []
     for name, size in zip(names, sizes, strict=True):
         if name in lora.factors:
             pair = lora.factors[name]
@@ -114,4 +115,4 @@ def _stacked(lora: GatedLoRA, linear: Any, names: list[str]) -> tuple[Tensor, Te
             second.append(pair.b * lora.scale)
         else:
             second.append(torch.zeros(size, 0, device=lora.mask_embedding_KH.device))
-    return torch.cat(first), torch.block_diag(*second)
+    return torch.cat(first), torch.block_diag(*second)  # type: ignore[no-untyped-call]
