@@ -18,9 +18,10 @@ SLO = {None: "ttft:1000,tpot:30", GPU: "ttft:1000,tpot:60"}
 """The SLO by machine; None is the machine in the package."""
 CONSTANTS = (0.8, 0.9, 0.95, 0.98, 1.0)
 SEEDS = range(3)
-MOST = 0.006
-"""Accuracy that may be given up against the best constants with the same share of requests in time. Some 0.5 % of
-requests are in time by chance, for which a constant gives up that much."""
+SAME = 0.005
+"""Share of requests that are in time by chance."""
+MOST = 0.003
+"""Accuracy that may be given up, as a mean over the loads."""
 
 
 def arrivals_of(requests_s: float, seed: int) -> Iterator[Arrival]:
@@ -61,16 +62,16 @@ def measured(machine: str | None, requests_s: float, policy: str, ceiling: float
     [(None, (18.0, 22.0, 24.0)), (GPU, (8.0, 10.0)), (GPU, (12.0, 14.0, 16.0))],
     ids=["CPU", "GPU", "GPU with more than it can do"],
 )
-def test_capacity_is_as_accurate_as_the_constants_with_as_many_requests_in_time(
+def test_no_constants_have_more_requests_in_time_and_are_more_accurate_than_capacity(
     machine: str | None, loads: tuple[float, ...]
 ) -> None:
     given_up = []
     for requests_s in loads:
         good, accuracy = measured(machine, requests_s, "capacity", 1.0)
         constants = [measured(machine, requests_s, "fixed", threshold) for threshold in CONSTANTS]
-        # The most accurate mix of constants with as many requests in time.
+        # The most accurate mix of constants that has more requests in time beyond chance.
         front = sorted((share, max(right for other, right in constants if other >= share)) for share, _ in constants)
-        given_up.append(float(np.interp(good, *zip(*front, strict=True))) - accuracy)
+        given_up.append(float(np.interp(good + SAME, *zip(*front, strict=True))) - accuracy)
     assert fmean(given_up) <= MOST
 
 

@@ -5,6 +5,7 @@ interpreter, so vLLM's torch version of the kernel runs in its place. On a CPU v
 let it schedule asynchronously as on a GPU.
 """
 
+import gc
 import json
 import os
 import sys
@@ -64,6 +65,7 @@ def engine(mars: dict[str, Any] | None = None, folder: Path = BUNDLED, **options
     if mars is not None:
         [architecture] = json.loads((folder / "config.json").read_text())["architectures"]
         given |= {"hf_overrides": {"architectures": [f"Mars{architecture}"]}, "additional_config": {"mars": mars}}
+    gc.collect()  # the end of an engine ends process groups that an engine needs while it starts
     return LLM(**(given | options))
 
 

@@ -17,7 +17,10 @@ from tests.vllm.interpreted import ASSETS, BUNDLED, LLM, SamplingParams, engine,
 from transformers import AutoTokenizer  # noqa: E402
 from vllm.exceptions import VLLMValidationError  # noqa: E402
 
+from mars_ray.method import reference  # noqa: E402
+from mars_ray.method.reference import DecodeOptions  # noqa: E402
 from mars_ray.model.card import read_card  # noqa: E402
+from mars_ray.model.checkpoint import load_checkpoint  # noqa: E402
 from tests.vllm.causal_reference import CausalAnswer, choices_of, decode_causally  # noqa: E402
 
 MAX_TOKENS = 64
@@ -84,6 +87,15 @@ def plain(threshold: float) -> list[CausalAnswer]:
     ]
 
 
+@cache
+def referenced() -> list[list[int]]:
+    """Tokens of our reference decoder, which verifies every token at threshold 1."""
+    checkpoint = load_checkpoint(BUNDLED)
+    ids, stop_ids = prompt_ids()
+    options = DecodeOptions(threshold=1.0, max_tokens=MAX_TOKENS, stop_ids=stop_ids)
+    return [answer.tokens for answer in reference.decode(checkpoint.network, ids, options, mask_id=checkpoint.mask_id)]
+
+
 def prompt_ids() -> tuple[list[list[int]], frozenset[int]]:
     """Ids of the prompts as chats, and the ids that end an answer."""
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
@@ -95,6 +107,11 @@ def prompt_ids() -> tuple[list[list[int]], frozenset[int]]:
 def test_exact_mode_returns_the_tokens_of_stock_vllm(mars, stock):
     outputs = decode(mars, prompts(), [{"mode": "exact"}] * len(prompts()))
     assert tokens_of(outputs) == tokens_of(stock)
+
+
+def test_exact_mode_returns_the_tokens_of_our_reference_decoder(mars):
+    outputs = decode(mars, prompts(), [{"mode": "exact"}] * len(prompts()))
+    assert tokens_of(outputs) == referenced()
 
 
 @pytest.mark.parametrize("threshold", [0.95, 0.6])

@@ -106,7 +106,8 @@ def _fused(lora: GatedLoRA, network: nn.Module) -> dict[str, list[str]]:
 def _stacked(lora: GatedLoRA, linear: Any, names: list[str]) -> tuple[Tensor, Tensor]:
     """Return the factors of one linear layer, scaled: those of the layers it joins, stacked and block-diagonal."""
     sizes = linear.output_sizes if len(names) > 1 else [linear.output_size]
-    first, second = list[Tensor](), list[Tensor]()
+    first: list[Tensor] = []
+    second: list[Tensor] = []
     for name, size in zip(names, sizes, strict=True):
         if name in lora.factors:
             pair = lora.factors[name]
