@@ -111,7 +111,7 @@ def main() -> None:
     arguments = parser.parse_args()
     gpu = arguments.gpu or (gpu_of(torch.cuda.get_device_name()) if arguments.device == "cuda" else "h100")
     folder = resolve_model(arguments.model)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = step_model(gpu, config, count_parameters(folder).total())
     report: dict[str, Any] = {"machine": machine(), "gpu": gpu, "model": arguments.model, "device": arguments.device}
     for part in arguments.part or PART_LIMITS_S:

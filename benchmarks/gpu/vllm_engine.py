@@ -40,7 +40,9 @@ def engine_options(arguments: argparse.Namespace, max_num_seqs: int) -> dict[str
     if arguments.kind == "mars":
         from transformers import AutoConfig
 
-        architecture = AutoConfig.from_pretrained(arguments.folder, local_files_only=True).architectures[0]
+        architecture = AutoConfig.from_pretrained(
+            arguments.folder, local_files_only=True, trust_remote_code=False
+        ).architectures[0]
         options["hf_overrides"] = {"architectures": [f"Mars{architecture}"]}
         options["additional_config"] = {"mars": {"block": arguments.masks + 1}}
     if arguments.device == "cuda":
