@@ -2,9 +2,13 @@
 
 import ast
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
+
+_NAME = re.compile(r"[\w.-]+")
+"""Name of an argument. Keywords of Python, such as `from`, are names too."""
 
 _NAMES = {"true": True, "false": False, "null": None}
 
@@ -17,7 +21,7 @@ def read_calls(text: str) -> list[tuple[str, str]] | None:
     calls: list[tuple[str, str]] = []
     for item in _items(text):
         name, bracket, rest = item.strip().partition("(")
-        arguments = _arguments(f"f({rest}") if bracket and name else None
+        arguments = _arguments(rest[:-1]) if bracket and name and rest.endswith(")") else None
         if arguments is None:
             return None
         calls.append((name.strip(), arguments))
@@ -50,29 +54,32 @@ def _items(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _arguments(call: str) -> str | None:
-    """Return the keyword arguments of a call as a JSON object; None if the text is no call with literal arguments."""
+def _arguments(text: str) -> str | None:
+    """Return keyword arguments as a JSON object; None if a value is no literal or has no name."""
+    items = [item.strip() for item in _items(text)]
+    if not items[-1]:  # no arguments, or a comma after the last
+        items.pop()
+    pairs: list[str] = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JSON strings may hold escapes that Python does not know
-            node = ast.parse(call, mode="eval").body
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-            return None
-        pairs = [(keyword.arg, _value(call, keyword.value)) for keyword in node.keywords]
+        for item in items:
+            name, equals, value = item.partition("=")
+            if not equals or not _NAME.fullmatch(name.strip()):
+                return None
+            pairs.append(f"{json.dumps(name.strip())}: {_value(value.strip())}")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    if any(name is None for name, _ in pairs):
-        return None
-    return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in pairs) + "}"
+    return "{" + ", ".join(pairs) + "}"
 
 
-def _value(call: str, node: ast.expr) -> str:
-    """Return the JSON text of a value. A value in JSON is kept as it is. Raises `ValueError` if it is no literal."""
-    text = ast.get_source_segment(call, node) or ""
+def _value(text: str) -> str:
+    """Return the JSON text of a value. A value in JSON is kept as it is. Raises an error for what is no literal."""
     try:
         json.loads(text, parse_constant=_refuse)
         return text
     except ValueError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # strings may hold escapes that Python does not know
+            node = ast.parse(text, mode="eval").body
         return json.dumps(_literal(node), ensure_ascii=False, allow_nan=False)
 
 

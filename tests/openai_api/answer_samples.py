@@ -1,6 +1,5 @@
 """Random tools, calls and answers, and ways to cut an answer into pieces."""
 
-import keyword
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +18,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
+IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
 CALLS = st.lists(
     st.tuples(st.sampled_from(NAMES), st.dictionaries(IDENTIFIERS, JSON, max_size=3)), min_size=1, max_size=3
 )
