@@ -8,7 +8,7 @@ Never: guesses: a template that matches no format has none.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 ToolParserName = Literal["hermes", "llama3_json", "mistral", "pythonic"]
 ReasoningParserName = Literal["deepseek_r1", "mistral", "seed_oss"]
@@ -114,6 +114,21 @@ class AnswerFormat:
     def generic(self) -> bool:
         """Whether tools are described in a system message, because the chat template does not render them."""
         return self.calls is not None and not self.template_takes_tools
+
+
+def ends_in_reasoning(prompt: str) -> bool:
+    """Return whether a rendered prompt ends with the text that begins reasoning."""
+    return prompt.rstrip().endswith(tuple(form.begin for form in REASONING_FORMATS.values()))
+
+
+def markers_of(tokenizer: Any) -> dict[str, Marker]:
+    """Return the markers that are one token of a Hugging Face tokenizer, by their text."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {token.content: Marker(token_id, token.special) for token_id, token in added if token.content in MARKERS}
+
+
+NO_TOOLS = AnswerFormat()
+"""The format of a model that knows neither tools nor reasoning."""
 
 
 def answer_format(

@@ -71,6 +71,11 @@ class OfferedTools:
     legacy: bool
     """Whether the request used `functions`, so that the answer has a `function_call`."""
 
+    @property
+    def param(self) -> str:
+        """Name of the request's field that holds the functions."""
+        return "functions" if self.legacy else "tools"
+
     def template_tools(self) -> list[dict[str, Any]]:
         """Return the functions in the form that chat templates expect."""
         return [

@@ -110,7 +110,7 @@ def _in_lark(text: str, reason: str) -> tuple[str, str]:
     """
     place = re.match(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?", reason)
     if place is None:
-        return "the tools", reason
+        return "the grammar of the answer", reason
     line_before = text.splitlines()[int(place[1]) - 2]
-    subject = line_before.removeprefix("// ") if line_before.startswith("// ") else "the tools"
+    subject = line_before.removeprefix("// ") if line_before.startswith("// ") else "the grammar of the answer"
     return subject, re.split(r"\n +\d+ \| ", reason[place.end() :])[0]

@@ -31,4 +31,5 @@ class GrammarSpec:
             raise RequestError(f"the kind of a grammar is {self.kind!r}; choose one of {get_args(GrammarKind)}.")
         most = LARK_CHARACTERS_MAX if self.kind == "lark" else GRAMMAR_CHARACTERS_MAX
         if len(self.text) > most:
-            raise RequestError(f"the {self.kind} has {len(self.text)} characters; at most {most} are allowed.")
+            subject = "grammar of the answer" if self.kind == "lark" else self.kind
+            raise RequestError(f"the {subject} has {len(self.text)} characters; at most {most} are allowed.")
