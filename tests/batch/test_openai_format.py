@@ -175,7 +175,7 @@ def test_a_line_that_is_no_request_has_an_error_and_no_response(
         (raw(COMPLETIONS, prompt=["a", "b"]), "prompt", "the number of prompts is 2"),
         (raw(temprature=1), "temprature", "unknown parameter 'temprature'"),
         (raw(messages=[{"role": "user", "content": 5}]), "messages", "messages.0.content"),
-        (raw(tools=[{"type": "function"}]), "tools", "tools is not supported"),
+        (raw(tools=[{"type": "function"}]), "tools", "tools.0.function is missing"),
         (raw(max_tokens=129), "max_tokens", "max_tokens is 129"),
         (raw(n=65), "n", "n is 65"),
         (raw(model=None), "model", "model is missing"),
