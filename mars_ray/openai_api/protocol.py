@@ -20,7 +20,7 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.chat_messages import Messages
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
-from mars_ray.openai_api.tools import FunctionChoice, Functions, ToolChoice, Tools
+from mars_ray.openai_api.tools import Functions, LegacyChoice, ToolChoice, Tools
 
 IGNORED = frozenset(
     (
@@ -181,7 +181,7 @@ class ChatCompletionRequest(GenerateRequest):
     parallel_tool_calls: bool = True
     functions: Functions = Field([])
     """Older form of `tools`."""
-    function_call: Literal["none", "auto"] | FunctionChoice | None = None
+    function_call: LegacyChoice | None = None
     """Older form of `tool_choice`."""
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     """vLLM's field: maximum tokens of the reasoning."""

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.call_format import AnswerFormat, CallFormat
@@ -53,7 +53,23 @@ class NamedToolChoice(RequestBody):
 
 Tools = Annotated[Items[FunctionTool], Field(max_length=TOOLS_MAX)]
 Functions = Annotated[Items[FunctionDefinition], Field(max_length=TOOLS_MAX)]
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+
+
+def _choice_of(field: str, *words: str) -> BeforeValidator:
+    """Return a validator that names the words of a choice, because pydantic would name its last type alone."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict) and value not in words:
+            raise ValueError(f"{field} must be {', '.join(words)} or an object that names a function")
+        return value
+
+    return BeforeValidator(check)
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedToolChoice, _choice_of("tool_choice", "none", "auto", "required")
+]
+LegacyChoice = Annotated[Literal["none", "auto"] | FunctionChoice, _choice_of("function_call", "none", "auto")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +106,7 @@ def offered_tools(
     tool_choice: ToolChoice | None,
     parallel: bool,
     functions: list[FunctionDefinition],
-    function_call: Literal["none", "auto"] | FunctionChoice | None,
+    function_call: LegacyChoice | None,
     tools_max: int,
 ) -> OfferedTools | None:
     """Return the tools of a request; None if it has none or the answer may call none. Raises an `ApiError`."""

@@ -206,7 +206,7 @@ def with_arguments(arguments: str) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice", "the choice of a tool needs tools"),
         ({"tool_choice": NAMED}, "tool_choice", "the choice of a tool needs tools"),
         ({"tools": [NOW], "tool_choice": NAMED}, "tool_choice", "'get_weather' is not in tools"),
-        ({"tools": [NOW], "tool_choice": "any"}, "tool_choice", "tool_choice"),
+        ({"tools": [NOW], "tool_choice": "any"}, "tool_choice", "tool_choice must be none, auto, required or an"),
         ({"tools": [NOW], "functions": [NOW["function"]]}, "functions", "not both"),
         ({"functions": [NOW["function"]], "function_call": {"name": "g"}}, "function_call", "'g' is not in functions"),
         ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
