@@ -196,7 +196,8 @@ class CallParser:
 
     def _header(self) -> Iterator[AnswerPart]:
         header = _HEADER.match(self._buffer[:HEADER_CHARS])
-        if header and (name := _text_of(header[1])) in self._names:
+        name = _text_of(header[1]) if header else None
+        if header and name is not None and name in self._names:
             self._buffer = self._buffer[header.end() :]
             self._scanner = BracketScanner()
             self._state = _State.ARGUMENTS

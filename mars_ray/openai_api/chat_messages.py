@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
@@ -82,7 +82,7 @@ class AssistantMessage(_BaseMessage):
     role: Literal["assistant"]
     content: Text | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[Items[ToolCall], Field(max_length=CALLS_MAX)] = Field([])
+    tool_calls: Items[ToolCall] = Field([])
     function_call: CalledFunction | None = None
     """Older form of `tool_calls`, for a single call."""
 
@@ -105,7 +105,19 @@ class FunctionMessage(_BaseMessage):
 Message = Annotated[
     InputMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role"), tagged_by("role")
 ]
-Messages = Annotated[Items[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+
+
+def _few_calls(messages: Any) -> Any:
+    """Refuse too many calls before any of them is checked, because checking each delays all other callers."""
+    if isinstance(messages, list):
+        lists = (message.get("tool_calls") for message in messages if isinstance(message, dict))
+        count = sum(len(calls) for calls in lists if isinstance(calls, list))
+        if count > CALLS_MAX:
+            raise ValueError(f"messages holds {count} tool calls; it may have up to {CALLS_MAX}")
+    return messages
+
+
+Messages = Annotated[Items[Message], Field(min_length=1, max_length=MESSAGES_MAX), BeforeValidator(_few_calls)]
 
 
 def text_of(message: Message) -> str:

@@ -17,8 +17,8 @@ PROMPTS_MAX = 4096
 TOOLS_MAX = 1024
 """Maximum value of the limit `tools`."""
 
-CALLS_MAX = 1024
-"""Maximum calls of one assistant message."""
+CALLS_MAX = 4096
+"""Maximum tool calls in the messages of one request."""
 
 LOGIT_BIAS_MAX = 4096
 """Maximum value of the limit `logit_bias`."""

@@ -214,6 +214,7 @@ def with_arguments(arguments: str) -> dict[str, Any]:
         ({"messages": [*QUESTION, RESULT]}, "messages", "messages.1 is the result of a call 'call_1'"),
         ({"messages": [*QUESTION, CALLED]}, "messages", "the call 'call_1' has no result"),
         ({"messages": [*QUESTION, CALLED, *QUESTION]}, "messages", "the call 'call_1' has no result before messages.2"),
+        ({"messages": [*QUESTION, two_calls(*["a"] * 4097)]}, "messages", "holds 4097 tool calls"),
         ({"messages": [*QUESTION, two_calls("a", "a"), RESULT]}, "messages", "two calls with one id"),
         ({"messages": [*QUESTION, two_calls("a", "b"), RESULT | {"tool_call_id": "c"}]}, "messages", "a call 'c'"),
         ({"messages": [*QUESTION, with_arguments("[1]"), RESULT]}, "messages", "are no JSON object"),
