@@ -27,7 +27,7 @@ def vocabulary(markers: bool = True) -> tuple[Tokenizer, LLTokenizer, dict[str, 
     for marker in sorted(MARKERS) if markers else ():
         special = marker.startswith(("[", "<|"))
         tokenizer.add_special_tokens([AddedToken(marker)]) if special else tokenizer.add_tokens([AddedToken(marker)])
-    ids = {text: tokenizer.token_to_id(text) for text in MARKERS} if markers else {}
+    ids: dict[str, Any] = {text: tokenizer.token_to_id(text) for text in MARKERS} if markers else {}
     known = {text: Marker(id, text.startswith(("[", "<|"))) for text, id in ids.items()}
     return tokenizer, GrammarTokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), (4,)).load(), known
 
@@ -93,7 +93,7 @@ def objects_of(values: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[d
     return schema()
 
 
-SCHEMAS = st.recursive(
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
         st.fixed_dictionaries({"type": st.just("array"), "items": inner, "maxItems": st.integers(1, 3)}),
