@@ -130,7 +130,7 @@ def test_a_pydantic_function_is_parsed_by_the_client(client: OpenAI) -> None:
     reply = client.chat.completions.parse(
         **CALL | {"tools": [offered], "tool_choice": "required"}, parallel_tool_calls=False
     )
-    [call] = reply.choices[0].message.tool_calls or ()
+    [call] = reply.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, GetWeather)
 
 
@@ -141,13 +141,13 @@ def test_the_streaming_helper_of_the_client_collects_the_call(client: OpenAI) ->
         **fields, tools=[offered], tool_choice="required", parallel_tool_calls=False
     ) as stream:
         kinds = {event.type for event in stream}
-        [call] = stream.get_final_completion().choices[0].message.tool_calls or ()
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or []
     assert "tool_calls.function.arguments.delta" in kinds
     assert isinstance(call.function.parsed_arguments, GetWeather)
 
 
 def test_the_older_form_gets_a_function_call(client: OpenAI) -> None:
-    fields = {"model": MODEL, "messages": QUESTION, "functions": [WEATHER["function"]]}
+    fields: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "functions": [WEATHER["function"]]}
     fields["function_call"] = {"name": "get_weather"}
     [choice] = client.chat.completions.create(**fields).choices  # type: ignore[call-overload]
     assert choice.finish_reason == "function_call"
