@@ -8,8 +8,9 @@ Text in a message that spells a special token becomes that token, as elsewhere i
 because marks are positions in the text; but a response that spells the end-of-sequence token ends there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,12 @@ class _Rendered:
     """Start and end character of each assistant turn."""
 
 
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the chat template, or all of them if the tokenizer has several, of which one is for tools."""
+    template: str | dict[str, str] = tokenizer.chat_template or ""
+    return template if isinstance(template, str) else "\n".join(template.values())
+
+
 class ChatEncoder:
     """Renders conversations with the chat template of a tokenizer. Raises `ModelError` if there is no template."""
 
@@ -44,7 +51,15 @@ class ChatEncoder:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation up to the start of the assistant's answer."""
-        ids: list[int] = self._tokenizer(self._render(messages, answering=True), add_special_tokens=False)["input_ids"]
+        return self.ids(self.prompt_text(messages))
+
+    def prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of a conversation up to the start of the assistant's answer."""
+        return self._render(messages, answering=True, tools=tools)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a text that the template has rendered."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def encode(self, records: Sequence[Record]) -> list[Encoded | BadRecordError]:
@@ -58,10 +73,15 @@ class ChatEncoder:
         encoded = iter(self._tokenised([outcome for outcome in rendered if isinstance(outcome, _Rendered)]))
         return [outcome if isinstance(outcome, BadRecordError) else next(encoded) for outcome in rendered]
 
-    def _render(self, messages: Sequence[Message], answering: bool = False) -> str:
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answering: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=answering
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=answering
             )
         except Exception as error:  # a template is a program and may raise any error
             raise BadRecordError(f"the chat template refuses it: {error}") from error

@@ -63,6 +63,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     """Factor for tokens that the prompt or output already contains: divides their logits if positive, and multiplies
     them if negative (arXiv 1909.05858)."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves out special tokens of the vocabulary. Stop tokens never add text."""
     grammar: GrammarSpec | None = None
     """Grammar that the text must follow. `max_tokens` and stop strings may cut the text before it is complete."""
 
@@ -83,6 +85,10 @@ class SamplingParams:
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos is {shortened(self.ignore_eos)}; it must be true or false.")
+        if not isinstance(self.skip_special_tokens, bool):
+            raise RequestError(
+                f"skip_special_tokens is {shortened(self.skip_special_tokens)}; it must be true or false."
+            )
         _check_stops(self.stop)
         if not isinstance(self.stop_ids, frozenset):
             raise RequestError(f"stop_ids is {type(self.stop_ids).__name__}; it must be a frozenset of token ids.")

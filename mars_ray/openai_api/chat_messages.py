@@ -1,16 +1,12 @@
-"""Messages of a conversation in the form of OpenAI's chat API, with text as their only content."""
+"""Messages of a conversation in the form of OpenAI's chat API: text, tool calls and their results."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
-from mars_ray.openai_api.request_limits import MESSAGES_MAX, PARTS_MAX
-
-NO_TEXT = ("tool_calls", "function_call", "audio")
-"""Fields of an assistant message other than text. They are accepted only if they are null or empty and thus say
-nothing."""
+from mars_ray.openai_api.request_limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX
 
 
 class TextPart(RequestBody):
@@ -48,7 +44,7 @@ class _BaseMessage(RequestBody):
         if not isinstance(value, dict):
             return value
         if value.get("role") == "assistant":
-            value = _text_only(value)
+            value = _without_refusal(value)
         kept = {key: item for key, item in value.items() if item is not None}
         if isinstance(parts := kept.get("content"), list) and (text := _text_of_parts(parts)) is not None:
             kept["content"] = text
@@ -65,15 +61,63 @@ class InputMessage(_BaseMessage):
     content: Text
 
 
+class CalledFunction(RequestBody):
+    """The function of a call, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestBody):
+    """A call in an assistant message."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(_BaseMessage):
-    """A message from the assistant. Its content may be null, as in some OpenAI answers that clients send back."""
+    """A message from the assistant. Its content may be null, as in answers that are calls."""
 
     role: Literal["assistant"]
     content: Text | None = None
+    reasoning_content: str | None = None
+    tool_calls: Items[ToolCall] = Field([])
+    function_call: CalledFunction | None = None
+    """Older form of `tool_calls`, for a single call."""
 
 
-Message = Annotated[InputMessage | AssistantMessage, Field(discriminator="role"), tagged_by("role")]
-Messages = Annotated[Items[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+class ToolMessage(_BaseMessage):
+    """The result of a call."""
+
+    role: Literal["tool"]
+    content: Text
+    tool_call_id: str
+
+
+class FunctionMessage(_BaseMessage):
+    """Older form of a tool message: the result of the call before it."""
+
+    role: Literal["function"]
+    content: Text
+
+
+Message = Annotated[
+    InputMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role"), tagged_by("role")
+]
+
+
+def _few_calls(messages: Any) -> Any:
+    """Refuse too many calls before any of them is checked, because checking each delays all other callers."""
+    if isinstance(messages, list):
+        lists = (message.get("tool_calls") for message in messages if isinstance(message, dict))
+        count = sum(len(calls) for calls in lists if isinstance(calls, list))
+        if count > CALLS_MAX:
+            raise ValueError(f"messages holds {count} tool calls; it may have up to {CALLS_MAX}")
+    return messages
+
+
+Messages = Annotated[Items[Message], Field(min_length=1, max_length=MESSAGES_MAX), BeforeValidator(_few_calls)]
 
 
 def text_of(message: Message) -> str:
@@ -83,13 +127,12 @@ def text_of(message: Message) -> str:
     return "".join(part.text for part in message.content)
 
 
-def _text_only(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant message reduced to text; the text of a refusal becomes its content."""
-    for name in NO_TEXT:
-        if message.get(name):
-            raise ApiError.bad_request(f"messages with {name} are not supported.", "messages")
+def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:
+    """Return an assistant message without annotations; the text of a refusal becomes its content."""
+    if message.get("audio"):
+        raise ApiError.bad_request("messages with audio are not supported.", "messages")
     # Annotations only point into the text, which is complete without them.
-    kept = {key: item for key, item in message.items() if key not in (*NO_TEXT, "annotations", "refusal")}
+    kept = {key: item for key, item in message.items() if key not in ("audio", "annotations", "refusal")}
     # A longer list is refused by its length, so its parts need no work.
     if isinstance(parts := kept.get("content"), list) and len(parts) <= PARTS_MAX:
         kept["content"] = [_refusal_as_text(part) for part in parts]

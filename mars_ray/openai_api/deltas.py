@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from mars_ray.engine.chunk import Audit, Chunk, TokenLogprobs
 
-ChoiceFinishReason = Literal["stop", "length"]
+ChoiceFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 """The finish reasons of OpenAI's API that this server uses."""
 
 

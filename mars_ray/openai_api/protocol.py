@@ -5,7 +5,8 @@ Out:   a checked request, in which every field either takes effect or cannot cha
 Never: ignores a field that would change the answer; the error that refuses such a field names it.
 
 Names and meanings are those of the OpenAI API reference, spelt as in the types of the `openai` package. `top_k`,
-`min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos` and `stop_token_ids` are vLLM's extensions. `threshold`,
+`min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids` and `thinking_token_budget` are vLLM's
+extensions. `threshold`,
 `threshold_floor`, `mode` and `block` are ours.
 """
 
@@ -19,13 +20,13 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.chat_messages import Messages
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
+from mars_ray.openai_api.tools import Functions, LegacyChoice, ToolChoice, Tools
 
 IGNORED = frozenset(
     (
         "user",
         "metadata",
         "store",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -41,22 +42,14 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": (),
     "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
     "reasoning_effort": ("none",),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Unsupported fields, with the values that are accepted because they request nothing. Null is always accepted."""
-
-
-TOOLS = frozenset(("function_call", "functions", "tool_choice", "tools"))
-"""Unsupported fields that request function calls."""
 
 
 class StreamOptions(RequestBody):
@@ -119,12 +112,8 @@ LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Befor
 def _not_supported(names: Sequence[str]) -> str:
     """Return the error message for unsupported fields."""
     if len(names) == 1:
-        message = f"{names[0]} is not supported by this server; leave it out."
-    else:
-        message = f"{', '.join(names[:-1])} and {names[-1]} are not supported by this server; leave them out."
-    if TOOLS.isdisjoint(names):
-        return message
-    return f"{message} For an answer of a given form, use response_format of the type json_schema."
+        return f"{names[0]} is not supported by this server; leave it out."
+    return f"{', '.join(names[:-1])} and {names[-1]} are not supported by this server; leave them out."
 
 
 class GenerateRequest(RequestBody):
@@ -186,6 +175,16 @@ class ChatCompletionRequest(GenerateRequest):
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0)] = 0
+    tools: Tools = Field([])
+    tool_choice: ToolChoice | None = None
+    """None means `auto`."""
+    parallel_tool_calls: bool = True
+    functions: Functions = Field([])
+    """Older form of `tools`."""
+    function_call: LegacyChoice | None = None
+    """Older form of `tool_choice`."""
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    """vLLM's field: maximum tokens of the reasoning."""
 
 
 def _few_prompts(prompt: Any) -> Any:

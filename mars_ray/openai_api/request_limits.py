@@ -14,6 +14,12 @@ PARTS_MAX = 4096
 PROMPTS_MAX = 4096
 """Maximum value of the limit `prompts`."""
 
+TOOLS_MAX = 1024
+"""Maximum value of the limit `tools`."""
+
+CALLS_MAX = 4096
+"""Maximum tool calls in the messages of one request."""
+
 LOGIT_BIAS_MAX = 4096
 """Maximum value of the limit `logit_bias`."""
 
@@ -50,6 +56,8 @@ class RequestLimits(BaseModel):
     """Maximum tokens that one request may bias."""
     messages: int = Field(1024, ge=1, le=MESSAGES_MAX)
     """Maximum messages of one conversation."""
+    tools: int = Field(128, ge=1, le=TOOLS_MAX)
+    """Maximum tools of one request."""
     requests_per_key: int = Field(64, ge=1)
     """Maximum requests in flight per key. Without keys, this limit applies to all callers together."""
     tokenize_per_key: int = Field(4, ge=1)

@@ -15,12 +15,13 @@ from openai.types.chat.chat_completion import ChatCompletion, Choice, ChoiceLogp
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk, ChoiceDelta
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceLogprobs as ChunkLogprobs
-from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 from openai.types.completion import Completion
 from openai.types.completion_choice import CompletionChoice, Logprobs
 from openai.types.completion_usage import CompletionUsage
 
+from mars_ray.openai_api.answer_plan import AnswerPlan
+from mars_ray.openai_api.chat_parts import ChoiceParts
 from mars_ray.openai_api.deltas import ChoiceFinishReason, LogprobBuffer, LogprobEntry, OutputDelta
 
 LEAST_LOGPROB = -9999.0
@@ -69,11 +70,12 @@ def finite(logprob: float) -> float:
 class ChatResponseBuilder:
     """Builds `chat.completion` objects and their chunks; see `ResponseBuilder`."""
 
-    def __init__(self, metadata: ResponseMetadata) -> None:
+    def __init__(self, metadata: ResponseMetadata, plan: AnswerPlan | None = None) -> None:
         self._metadata = metadata
+        self._plan = plan or AnswerPlan()
         self._logprobs = LogprobBuffer()
-        self._begun: set[int] = set()
-        """Choices whose first chunk, which carries the role, has been sent."""
+        self._parts: dict[int, ChoiceParts] = {}
+        """The choices whose first chunk, which carries the role, has been sent."""
 
     def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> ChatCompletion:
         """Return the complete response."""
@@ -83,38 +85,48 @@ class ChatResponseBuilder:
             object="chat.completion",
             created=metadata.created,
             model=metadata.model,
-            choices=[
-                Choice(
-                    index=delta.choice,
-                    message=ChatCompletionMessage(role="assistant", content=delta.text, refusal=None),
-                    logprobs=ChoiceLogprobs(
-                        content=_logprobs(self._logprobs.take(delta), metadata), **_audits(delta, metadata)
-                    )
-                    if delta.logprobs
-                    else None,
-                    finish_reason=delta.finish_reason or "length",
-                )
-                for delta in choices
-            ],
+            choices=[self._full_choice(delta) for delta in choices],
             usage=usage,
         )
 
+    def _full_choice(self, delta: OutputDelta) -> Choice:
+        metadata = self._metadata
+        choice = ChoiceParts(self._plan, metadata.id, delta.choice)
+        reason = delta.finish_reason or "length"
+        parts = choice.push(delta.text, reason)
+        logprobs = None
+        if delta.logprobs:
+            content = _logprobs(self._logprobs.take(delta), metadata)
+            logprobs = ChoiceLogprobs(content=content, **_audits(delta, metadata))
+        return Choice(
+            index=delta.choice,
+            message=choice.message(parts),
+            logprobs=logprobs,
+            finish_reason=choice.finish_reason(reason),
+        )
+
     def chunks(self, delta: OutputDelta) -> Iterator[ChatCompletionChunk]:
-        """Yield the role, the text and the finish reason, each in a chunk of its own, as OpenAI does."""
-        if delta.choice not in self._begun:
-            self._begun.add(delta.choice)
+        """Yield the role, the parts of the answer and the finish reason, each in a chunk of its own, as OpenAI does.
+
+        Log-probabilities are sent as soon as the text of their tokens is settled, with the first of its parts. If all
+        of the text is held back, they are sent with empty content.
+        """
+        if delta.choice not in self._parts:
+            self._parts[delta.choice] = ChoiceParts(self._plan, self._metadata.id, delta.choice)
             yield self._chunk(
                 ChunkChoice(index=delta.choice, delta=ChoiceDelta(role="assistant", content=""), finish_reason=None)
             )
-        entries = self._logprobs.take(delta)
-        if delta.text or delta.audits:
-            content = _logprobs(entries, self._metadata)
-            audits = _audits(delta, self._metadata)
-            logprobs = ChunkLogprobs(content=content, **audits) if content or audits else None
-            text = ChoiceDelta(content=delta.text)
-            yield self._chunk(ChunkChoice(index=delta.choice, delta=text, logprobs=logprobs, finish_reason=None))
+        choice = self._parts[delta.choice]
+        content = _logprobs(self._logprobs.take(delta), self._metadata)
+        audits = _audits(delta, self._metadata)
+        logprobs = ChunkLogprobs(content=content, **audits) if content or audits else None
+        deltas = [choice.delta(part) for part in choice.push(delta.text, delta.finish_reason)]
+        for part in deltas or ([ChoiceDelta(content="")] if logprobs else []):
+            yield self._chunk(ChunkChoice(index=delta.choice, delta=part, logprobs=logprobs, finish_reason=None))
+            logprobs = None
         if delta.finish_reason:
-            yield self._chunk(ChunkChoice(index=delta.choice, delta=ChoiceDelta(), finish_reason=delta.finish_reason))
+            reason = choice.finish_reason(delta.finish_reason)
+            yield self._chunk(ChunkChoice(index=delta.choice, delta=ChoiceDelta(), finish_reason=reason))
 
     def usage_chunk(self, usage: CompletionUsage) -> ChatCompletionChunk:
         """Return the last chunk, which carries the usage and no choice."""

@@ -13,8 +13,9 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import PromptTooLongError, RequestError
+from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_messages import Message, text_of
+from mars_ray.openai_api.chat_messages import Message
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
@@ -24,6 +25,7 @@ from mars_ray.openai_api.protocol import (
     JsonSchemaFormat,
 )
 from mars_ray.openai_api.request_limits import RequestLimits
+from mars_ray.openai_api.tools import OfferedTools, offered_tools
 
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion, as in OpenAI's API reference. Chat answers have a higher default, which is
@@ -71,15 +73,16 @@ def check_messages(messages: list[Message], limits: RequestLimits) -> None:
     _at_most("the number of messages", len(messages), limits.messages, "messages")
 
 
-def template_messages(messages: list[Message]) -> list[dict[str, str]]:
-    """Return the messages in the form that chat templates expect."""
-    # Few templates know the role "developer", OpenAI's newer word for "system".
-    roles = {"developer": "system"}
-    return [
-        {"role": roles.get(message.role, message.role), "content": text_of(message)}
-        | ({"name": message.name} if message.name else {})
-        for message in messages
-    ]
+def tools_of(body: ChatCompletionRequest, limits: RequestLimits) -> OfferedTools | None:
+    """Return the tools of a request; None if the answer may call none. Raises an `ApiError`."""
+    return offered_tools(
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel=body.parallel_tool_calls,
+        functions=body.functions,
+        function_call=body.function_call,
+        tools_max=limits.tools,
+    )
 
 
 def check_text_length(texts: Iterable[str], model: ModelInfo, longest_token_bytes: int) -> None:
@@ -104,8 +107,11 @@ def engine_requests(
     limits: RequestLimits,
     default_mode: Mode,
     default_sampling: Mapping[str, Any],
+    plan: AnswerPlan | None = None,
 ) -> list[Request]:
     """Return one engine request per prompt. Sampling parameters that the body leaves out come from `default_sampling`.
+
+    `plan` is that of a chat answer.
 
     Raises `ApiError` and `RequestError`.
     """
@@ -115,7 +121,7 @@ def engine_requests(
             prompt=tuple(prompt),
             tenant=tenant,
             service_class=service_class,
-            sampling=_sampling(body, len(prompt), model, limits, default_sampling),
+            sampling=_sampling(body, len(prompt), model, limits, default_sampling, plan or AnswerPlan()),
             decode=DecodeParams(
                 mode=body.decode_mode or default_mode,
                 threshold=body.threshold,
@@ -129,7 +135,12 @@ def engine_requests(
 
 
 def _sampling(
-    body: GenerateRequest, prompt_tokens: int, model: ModelInfo, limits: RequestLimits, defaults: Mapping[str, Any]
+    body: GenerateRequest,
+    prompt_tokens: int,
+    model: ModelInfo,
+    limits: RequestLimits,
+    defaults: Mapping[str, Any],
+    plan: AnswerPlan,
 ) -> SamplingParams:
     longest = min(model.engine.max_model_len - 1, limits.prompt_tokens or model.engine.max_model_len)
     if prompt_tokens > longest:
@@ -165,7 +176,8 @@ def _sampling(
         logit_bias=_bias(body.logit_bias),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        grammar=_grammar(body),
+        grammar=plan.grammar or _grammar(body),
+        skip_special_tokens=plan.skip_special_tokens,
     )
 
 

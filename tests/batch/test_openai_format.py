@@ -1,6 +1,7 @@
 """Batch files of OpenAI's: what a line may ask for, and what its answer looks like."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_a_line_that_is_no_request_has_an_error_and_no_response(
         (raw(COMPLETIONS, prompt=["a", "b"]), "prompt", "the number of prompts is 2"),
         (raw(temprature=1), "temprature", "unknown parameter 'temprature'"),
         (raw(messages=[{"role": "user", "content": 5}]), "messages", "messages.0.content"),
-        (raw(tools=[{"type": "function"}]), "tools", "tools is not supported"),
+        (raw(tools=[{"type": "function"}]), "tools", "tools.0.function is missing"),
         (raw(max_tokens=129), "max_tokens", "max_tokens is 129"),
         (raw(n=65), "n", "n is 65"),
         (raw(model=None), "model", "model is missing"),
@@ -254,3 +255,17 @@ def test_a_batch_file_is_known_by_its_first_line_even_if_that_lacks_something() 
     for name in whole:
         assert is_openai_batch(json.dumps({key: value for key, value in whole.items() if key != name}).encode())
     assert not any(map(is_openai_batch, (b"{oops", b"[]", b'{"url": "http://x", "body": "page", "prompt": "sum up"}')))
+
+
+def test_a_row_with_tools_gets_its_calls(checkpoint: Checkpoint) -> None:
+    tokenizer = deepcopy(checkpoint.tokenizer)
+    tokenizer.chat_template = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<tool_call>"
+    row_format = OpenAIBatchFormat(SETTINGS, tokenizer, 512, clock=lambda: 0.0)
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    row = row_format.parse("row-1", raw(tools=tools, tool_choice="required"))
+    assert row.request.sampling.grammar and row.request.sampling.grammar.kind == "lark"
+    answer = answer_of(checkpoint, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    [line] = row_format.output_records(row, [answer])
+    [choice] = line["response"]["body"]["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}

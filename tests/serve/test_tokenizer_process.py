@@ -37,7 +37,8 @@ def test_ids_are_those_of_the_tokenizer_in_this_process(bundled: Checkpoint) -> 
             texts = ["Hello.", "", "two\nlines", "<|user|>"]
             expected = [bundled.tokenizer(text)["input_ids"] for text in texts]
             assert await tokenizer.encode(texts) == expected
-            assert await tokenizer.apply_chat_template(MESSAGES) == ChatEncoder(bundled.tokenizer).prompt(MESSAGES)
+            rendered = await tokenizer.apply_chat_template(MESSAGES)
+            assert rendered == (ChatEncoder(bundled.tokenizer).prompt(MESSAGES), False)
             assert await tokenizer.decode(expected[2]) == texts[2]
         finally:
             await tokenizer.close()
@@ -168,5 +169,38 @@ def test_keys_take_turns_and_those_who_left_are_passed_over() -> None:
         assert order == ["a1", "b1", "c2", "a3", "b2"]
         async with turns.turn("x"):
             pass
+
+    in_loop(test)
+
+
+def test_a_template_that_knows_tools_renders_them_and_shows_the_format_of_calls(tmp_path: Path) -> None:
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function | tojson }}{% endfor %}"
+        "{% for message in messages %}{{ message.role }}:{{ message.content }}"
+        "{% for call in message.tool_calls or [] %}"
+        '<tool_call>{"name": "{{ call.function.name }}"}</tool_call>'
+        "{% endfor %}{% endfor %}<think>\n{# </think> #}"
+    )
+    tool = {"type": "function", "function": {"name": "now"}}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}],
+    }
+
+    async def test() -> None:
+        tokenizer = TokenizerProcess(model_with(template, tmp_path / "model"))
+        try:
+            await tokenizer.start()
+            form = tokenizer.answer_format
+            assert form.template_takes_tools and form.calls and form.reasoning
+            assert (form.calls.name, form.reasoning.begin) == ("hermes", "<think>")
+            rendered = await tokenizer.apply_chat_template([*MESSAGES[1:], call], tools=[tool])
+            text = await tokenizer.decode(rendered.tokens)
+            assert text.startswith('{"name": "now"}user:')
+            assert text.endswith('assistant:<tool_call>{"name": "f"}</tool_call><think>\n')
+            assert rendered.in_reasoning
+        finally:
+            await tokenizer.close()
 
     in_loop(test)

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of
-from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.chat import ChatEncoder, template_of
 from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.messages import EngineFacts
@@ -32,14 +32,17 @@ from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import BadRecordError, InputError, RequestError
 from mars_ray.method.metric import Metric
 from mars_ray.model.token_bytes import token_bytes
+from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError, api_error
+from mars_ray.openai_api.call_format import answer_format, ends_in_reasoning, markers_of
 from mars_ray.openai_api.chat_messages import text_of
+from mars_ray.openai_api.conversation import conversation
 from mars_ray.openai_api.deltas import delta_of
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.responses import ChatResponseBuilder, CompletionResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.translate import check_limits, engine_requests, template_messages
+from mars_ray.openai_api.translate import check_limits, engine_requests, tools_of
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
 
@@ -91,6 +94,7 @@ class OpenAIBatchFormat:
         self._tokenizer = tokenizer
         self._clock = clock
         self._encoder = ChatEncoder(tokenizer)
+        self._answer_format = answer_format(template_of(tokenizer), markers_of(tokenizer))
         self._default_sampling = default_sampling
         self._limits = RequestLimits(output_tokens=positions, default_output_tokens=positions, n=N_MAX, prompts=1)
         # Only the context length and the token bytes are used here; the other values are placeholders.
@@ -114,10 +118,9 @@ class OpenAIBatchFormat:
             if body.stream:
                 raise ApiError.bad_request("a batch file cannot stream; leave stream out.", "stream")
             check_limits(body, self._limits)
-            prompt, prompt_text = self._prompt(body)
-            return ParsedRow(
-                id=id, request=self._request(id, body, prompt), prompt_text=prompt_text, columns={"url": url}
-            )
+            prompt, prompt_text, plan = self._prompt(body)
+            request = self._request(id, body, prompt, plan)
+            return ParsedRow(id=id, request=request, prompt_text=prompt_text, columns={"url": url}, plan=plan)
         except ValidationError as error:
             api = validation_error(error.errors(), line.get("body"))
             raise RequestError(api.message) from api
@@ -136,7 +139,7 @@ class OpenAIBatchFormat:
         )
         for answer in answers:
             usage.add(answer)
-        builder = ChatResponseBuilder(metadata) if chat else CompletionResponseBuilder(metadata)
+        builder = ChatResponseBuilder(metadata, row.plan) if chat else CompletionResponseBuilder(metadata)
         body = builder.full([delta_of(replace(answer, audits=()), answer.index) for answer in answers], usage.usage())
         return [_line(row.id, row.id, _response(row.id, 200, body.model_dump(mode="json", exclude_unset=True)))]
 
@@ -150,19 +153,28 @@ class OpenAIBatchFormat:
         code = "invalid_request" if isinstance(error, InputError) else "processing_failed"
         return _line(id, openai_id(raw), None, {"code": code, "message": str(error)})
 
-    def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str]:
-        """Return the prompt as token ids, and as text to show in the output."""
+    def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str, AnswerPlan | None]:
+        """Return the prompt as token ids, and as text to show in the output, and the plan of a chat answer."""
         if isinstance(body, ChatCompletionRequest):
-            texts = [text_of(message) for message in body.messages if message.role == "user"]
-            return self._encoder.prompt(template_messages(body.messages)), (texts or [text_of(body.messages[-1])])[-1]
+            return self._chat_prompt(body)
         if body.texts:
             [text] = body.texts
             ids: list[int] = self._tokenizer(text)["input_ids"]
-            return ids, text
+            return ids, text, None
         [ids] = body.ids
-        return ids, str(ids)
+        return ids, str(ids), None
 
-    def _request(self, id: str, body: ChatCompletionRequest | CompletionRequest, prompt: list[int]) -> Request:
+    def _chat_prompt(self, body: ChatCompletionRequest) -> tuple[list[int], str, AnswerPlan]:
+        offered = tools_of(body, self._limits)
+        talk = conversation(body.messages, offered, self._answer_format)
+        rendered = self._encoder.prompt_text(talk.messages, talk.tools)
+        plan = plan_answer(body, offered, self._answer_format, in_reasoning=ends_in_reasoning(rendered))
+        texts = [text_of(message) for message in body.messages if message.role == "user"]
+        return self._encoder.ids(rendered), (texts or [text_of(body.messages[-1])])[-1], plan
+
+    def _request(
+        self, id: str, body: ChatCompletionRequest | CompletionRequest, prompt: list[int], plan: AnswerPlan | None
+    ) -> Request:
         decode = decode_of({"mode": body.mode, "threshold": body.threshold}, self._decode)
         if body.threshold_floor is not None:
             decode = replace(decode, threshold=None, metric=Metric.PROBABILITY, floor=body.threshold_floor)
@@ -176,6 +188,7 @@ class OpenAIBatchFormat:
             limits=self._limits,
             default_mode=self._decode.mode,
             default_sampling=self._default_sampling,
+            plan=plan,
         )
         return replace(request, decode=replace(decode, block=body.block or decode.block))
 

@@ -9,6 +9,7 @@ from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import BadRecordError
+from mars_ray.openai_api.answer_plan import AnswerPlan
 
 JsonRecord = dict[str, Any]
 
@@ -25,6 +26,8 @@ class ParsedRow:
     """Text of the prompt to show in the output."""
     columns: JsonRecord
     """Columns of the row, for use in `output_records`."""
+    plan: AnswerPlan | None = None
+    """How a chat answer is parted into reasoning, content and tool calls."""
 
 
 class RowFormat(Protocol):

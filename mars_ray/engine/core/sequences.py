@@ -67,7 +67,7 @@ def new_sequences(
             seed=(seed + index) % 2**64,
             max_tokens=max_tokens,
             stop_ids=stop_ids,
-            detokenizer=IncrementalDetokenizer(model.tokenizer, sampling.stop),
+            detokenizer=IncrementalDetokenizer(model.tokenizer, sampling.stop, sampling.skip_special_tokens),
             tokens=list(request.prompt),
             matcher=matcher,
             draft_tokens=matcher.take_forced(max_tokens) if matcher else [],  # fed together with the prompt

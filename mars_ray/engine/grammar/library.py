@@ -6,6 +6,7 @@ JSON must have the layout of Python's `json.dumps`; otherwise a model could gene
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -56,6 +57,8 @@ def library_grammar(spec: GrammarSpec) -> str:
     try:
         if spec.kind == "regex":
             return LLMatcher.grammar_from_regex(spec.text)
+        if spec.kind == "lark":
+            return LLMatcher.grammar_from_lark(spec.text)
         return LLMatcher.grammar_from_json_schema(schema, overrides=LAYOUT)
     except ValueError as error:
         raise unusable(spec, str(error)) from error
@@ -94,4 +97,20 @@ def check_grammar(spec: GrammarSpec) -> None:
 
 def unusable(spec: GrammarSpec, reason: str) -> GrammarError:
     """Return an error that says why a grammar cannot be used."""
-    return GrammarError(f"the {spec.kind} cannot be used: {' '.join(reason.split())[:REASON_CHARACTERS].rstrip('.')}.")
+    subject = f"the {spec.kind}"
+    if spec.kind == "lark":
+        subject, reason = _in_lark(spec.text, reason)
+    return GrammarError(f"{subject} cannot be used: {' '.join(reason.split())[:REASON_CHARACTERS].rstrip('.')}.")
+
+
+def _in_lark(text: str, reason: str) -> tuple[str, str]:
+    """Return what an error in a Lark grammar is about, and its reason without the place and the lines quoted.
+
+    A comment before a rule names the part of the request that the rule comes from.
+    """
+    place = re.match(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?", reason)
+    if place is None:
+        return "the grammar of the answer", reason
+    line_before = text.splitlines()[int(place[1]) - 2]
+    subject = line_before.removeprefix("// ") if line_before.startswith("// ") else "the grammar of the answer"
+    return subject, re.split(r"\n +\d+ \| ", reason[place.end() :])[0]

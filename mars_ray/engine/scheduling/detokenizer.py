@@ -14,10 +14,13 @@ class IncrementalDetokenizer:
     The text ends before a stop string, whether it lies in one token or across several tokens or steps.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...], skip_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._stop = stop
-        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._decoder = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
         self._settled = 0
         """Number of characters that the decoder has returned."""
@@ -29,10 +32,11 @@ class IncrementalDetokenizer:
         """True once the text has ended at a stop string."""
 
     def start_of(self, token: int) -> int | None:
-        """Return the index of the character at which the text of the next token begins; None for a special token."""
+        """Return the index of the character at which the next token's text begins; None if it adds none."""
         if self._special is None:
             added = self._tokenizer.added_tokens_decoder
-            self._special = frozenset(token_id for token_id, details in added.items() if details.special)
+            special = (token_id for token_id, details in added.items() if details.special)
+            self._special = frozenset(special if self._skip_special_tokens else ())
         return None if token in self._special else self._settled
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
@@ -46,7 +50,7 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         # Decode all tokens again, so that incomplete bytes at the end become the replacement character.
-        decoded: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+        decoded: str = self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip_special_tokens)
         text = self._settle(decoded[self._settled :], may_stop=self._may_stop)
         text += self._held
         self._held = ""

@@ -22,6 +22,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import short_name
+from mars_ray.openai_api.call_format import ReasoningParserName, ToolParserName
 from mars_ray.openai_api.request_limits import RequestLimits
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -75,6 +76,11 @@ class ServeConfig(_Settings):
     classes: tuple[ServiceClass, ...] = (ServiceClass(), ServiceClass(name=BATCH_CLASS, priority=-1, share=0.25))
     """Classes of service. A key may name its class; keys without one belong to the first class. Requests with
     `service_tier: flex` belong to the class `batch` if it exists."""
+    tool_call_parser: ToolParserName | None = None
+    """Format of the model's tool calls. None finds it in the chat template. If the template renders no tools, a system
+    message describes them."""
+    reasoning_parser: ReasoningParserName | None = None
+    """Format of the model's reasoning, which becomes `reasoning_content`. None finds it in the chat template."""
     controller: str | None = None
     """Name of the controller that sets the thresholds. Deployments with the same controller and the same settings are
     controlled together. None means the controller of the Serve application."""

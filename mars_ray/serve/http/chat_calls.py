@@ -23,7 +23,7 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.deltas import concatenate, delta_of
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.translate import check_limits, engine_requests, template_messages
+from mars_ray.openai_api.translate import check_limits, engine_requests
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.endpoint import Endpoint, count_chunk
@@ -76,7 +76,7 @@ class ChatCalls:
             body = ChatCompletionRequest.model_validate(payload)
             model = await self._endpoint.check_model(body.model)
             check_limits(body, self._endpoint.limits)
-            prompt = await self._endpoint.conversation_tokens(model, template_messages(body.messages), "")
+            prompt, plan = await self._endpoint.chat_prompt(body, model, "")
             [request] = engine_requests(
                 body,
                 [prompt],
@@ -87,6 +87,7 @@ class ChatCalls:
                 limits=self._endpoint.limits,
                 default_mode=self._endpoint.default_mode,
                 default_sampling=self._endpoint.default_sampling,
+                plan=plan,
             )
         except ValidationError as error:
             raise RequestError(validation_error(error.errors(), payload).message) from None
@@ -98,4 +99,4 @@ class ChatCalls:
             model=model.name,
             token_bytes=model.engine.token_bytes,
         )
-        return _Call(request, ChatResponseBuilder(metadata), ResponseUsage(prompt_tokens=len(prompt)))
+        return _Call(request, ChatResponseBuilder(metadata, plan), ResponseUsage(prompt_tokens=len(prompt)))

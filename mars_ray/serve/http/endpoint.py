@@ -7,7 +7,7 @@ Never: starts work for a client that has disconnected, or sends a status that a 
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,11 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.request import Request as EngineRequest
-from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.errors import GrammarError, MarsRayError, UnavailableError
+from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError, api_error
+from mars_ray.openai_api.chat_messages import Message
+from mars_ray.openai_api.conversation import conversation, template_text
 from mars_ray.openai_api.deltas import concatenate, delta_of, split_by_token
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
@@ -41,12 +44,13 @@ from mars_ray.openai_api.responses import (
     ResponseBuilder,
     ResponseMetadata,
 )
+from mars_ray.openai_api.tools import OfferedTools
 from mars_ray.openai_api.translate import (
     check_limits,
     check_messages,
     check_text_length,
     engine_requests,
-    template_messages,
+    tools_of,
 )
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.failover import collect_with_retry, stream_with_retry
@@ -59,7 +63,7 @@ from mars_ray.serve.http.streams import (
     merge_streams,
     run_unless_disconnected,
 )
-from mars_ray.serve.http.tokenizer_process import TokenizerProcess
+from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProcess
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_client import EngineClient
 
@@ -160,13 +164,15 @@ class Endpoint:
         """Answer a conversation."""
         model = await self.check_model(body.model)
         check_limits(body, self.limits)
-        messages = template_messages(body.messages)
+        exchange = Exchange.of(http.scope)
         if self._log_prompts:
-            Exchange.of(http.scope).prompt = messages
-        prompt = await self.conversation_tokens(model, messages, Exchange.of(http.scope).key or "")
-        return await self._generate(
-            body, model, [prompt], http, ChatResponseBuilder(_metadata(model, "chatcmpl", http))
-        )
+            exchange.prompt = [message.model_dump(exclude_unset=True) for message in body.messages]
+        prompt, plan = await self.chat_prompt(body, model, exchange.key or "")
+        builder = ChatResponseBuilder(_metadata(model, "chatcmpl", http), plan)
+        try:
+            return await self._generate(body, model, [prompt], http, builder, plan)
+        except GrammarError as error:
+            raise ApiError.bad_request(str(error), plan.param) from error
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Continue prompts."""
@@ -182,17 +188,29 @@ class Endpoint:
             body, model, prompts, http, CompletionResponseBuilder(_metadata(model, "cmpl", http))
         )
 
-    async def conversation_tokens(self, model: ModelInfo, messages: list[dict[str, str]], key: str) -> list[int]:
-        """Return the prompt tokens of a conversation. Raises `RequestError`."""
-        check_text_length((message["content"] for message in messages), model, self._longest_token_bytes)
-        return await self.tokenizer.apply_chat_template(messages, key)
+    async def chat_prompt(
+        self, body: ChatCompletionRequest, model: ModelInfo, key: str
+    ) -> tuple[list[int], AnswerPlan]:
+        """Return the prompt tokens of a checked request and the plan of its answer. Raises `ApiError` and
+        `RequestError`."""
+        offered = tools_of(body, self.limits)
+        prompt = await self._rendered(body.messages, offered, model, key)
+        form = self.tokenizer.answer_format
+        return prompt.tokens, plan_answer(body, offered, form, in_reasoning=prompt.in_reasoning)
+
+    async def _rendered(
+        self, messages: Sequence[Message], offered: OfferedTools | None, model: ModelInfo, key: str
+    ) -> RenderedPrompt:
+        talk = conversation(messages, offered, self.tokenizer.answer_format)
+        check_text_length(template_text(talk), model, self._longest_token_bytes)
+        return await self.tokenizer.apply_chat_template(talk.messages, key, talk.tools)
 
     async def tokenize(self, body: TokenizeRequest, key: str) -> TokenizeResponse:
         """Return the token ids of a text or a conversation."""
         model = await self.check_model(body.model)
         if body.messages is not None:
             check_messages(body.messages, self.limits)
-            tokens = await self.conversation_tokens(model, template_messages(body.messages), key)
+            tokens = (await self._rendered(body.messages, None, model, key)).tokens
         else:
             text = body.prompt or ""
             check_text_length([text], model, self._longest_token_bytes)
@@ -218,6 +236,7 @@ class Endpoint:
         prompts: list[list[int]],
         http: Request,
         builder: ResponseBuilder,
+        plan: AnswerPlan | None = None,
     ) -> Response:
         exchange = Exchange.of(http.scope)
         requests = engine_requests(
@@ -230,6 +249,7 @@ class Endpoint:
             limits=self.limits,
             default_mode=self.default_mode,
             default_sampling=self.default_sampling,
+            plan=plan,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
         generation = _Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal)

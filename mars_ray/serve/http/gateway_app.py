@@ -31,7 +31,7 @@ def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> En
     """Return the endpoint of the model in `folder`."""
     return Endpoint(
         client,
-        TokenizerProcess(folder),
+        TokenizerProcess(folder, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser),
         config.limits,
         default_mode=Mode(config.mode),
         default_sampling=generation_defaults(folder),

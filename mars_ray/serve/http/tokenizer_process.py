@@ -11,13 +11,20 @@ API keys take turns, so that a caller waits for at most one prompt from every ot
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mars_ray.engine.process.json_process import JsonProcess
 from mars_ray.errors import ModelError, RequestError
+from mars_ray.openai_api.call_format import (
+    NO_TOOLS,
+    Marker,
+    ReasoningParserName,
+    ToolParserName,
+    answer_format,
+)
 
 
 class Turns:
@@ -66,12 +73,31 @@ SECONDS = 2.0
 """Maximum seconds to render and tokenise one prompt. Even a thousand messages take only milliseconds."""
 
 
+class RenderedPrompt(NamedTuple):
+    """The prompt of a conversation."""
+
+    tokens: list[int]
+    in_reasoning: bool
+    """Whether the prompt ends inside the reasoning, so that the answer continues it."""
+
+
 class TokenizerProcess:
     """The tokenizer of the model in `folder`. Call `start` first, and use it within one event loop."""
 
-    def __init__(self, folder: Path, *, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seconds: float = SECONDS,
+        tool_parser: ToolParserName | None = None,
+        reasoning_parser: ReasoningParserName | None = None,
+    ) -> None:
         self._folder = folder
         self._seconds = seconds
+        self._tool_parser = tool_parser
+        self._reasoning_parser = reasoning_parser
+        self.answer_format = NO_TOOLS
+        """How the model writes tool calls and reasoning, once the process has started."""
         self._turns = Turns()
         self._worker: JsonProcess | None = None
 
@@ -85,10 +111,12 @@ class TokenizerProcess:
         prompts: list[list[int]] = (await self._ask(key, {"texts": list(texts)}))["prompts"]
         return prompts
 
-    async def apply_chat_template(self, messages: Sequence[dict[str, str]], key: str = "") -> list[int]:
-        """Return the ids of a conversation up to the beginning of the assistant's answer. Raises `RequestError`."""
-        prompt: list[int] = (await self._ask(key, {"messages": list(messages)}))["prompts"][0]
-        return prompt
+    async def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], key: str = "", tools: Sequence[Mapping[str, Any]] = ()
+    ) -> RenderedPrompt:
+        """Return a conversation up to the beginning of the assistant's answer. Raises `RequestError`."""
+        reply = await self._ask(key, {"messages": list(messages), "tools": list(tools)})
+        return RenderedPrompt(reply["prompts"][0], reply["in_reasoning"])
 
     async def decode(self, tokens: Sequence[int], key: str = "") -> str:
         """Return the text of ids, including special tokens. Raises `RequestError`."""
@@ -140,5 +168,7 @@ class TokenizerProcess:
             if "error" in ready:
                 await worker.close()
                 raise ModelError(ready["error"])
+            markers = {text: Marker(*marker) for text, marker in ready["markers"].items()}
+            self.answer_format = answer_format(ready["template"], markers, self._tool_parser, self._reasoning_parser)
             self._worker = worker
         return self._worker

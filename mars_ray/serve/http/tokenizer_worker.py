@@ -1,7 +1,8 @@
 """The process of `tokenizer_process`, which renders chat templates and tokenises. Each line is one JSON object.
 
-In:    {"texts": [...]}, {"messages": [...]} or {"tokens": [...]} on standard input.
-Out:   {"prompts": [[id, ...], ...]}, {"text": ...} or {"error": ...}; as the first line, {"ready": true}.
+In:    {"texts": [...]}, {"messages": [...], "tools": [...]} or {"tokens": [...]} on standard input.
+Out:   {"prompts": [[id, ...], ...]}, for messages with "in_reasoning", {"text": ...} or {"error": ...}; as the first
+       line, {"template": ..., "markers": {text: [id, special], ...}}.
 Never: runs a template outside jinja's sandbox, loads torch, or grows by more than `MEMORY_BYTES`.
 """
 
@@ -24,17 +25,20 @@ def main(folder: Path) -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]  # transformers works without it, which saves 2 s and 180 MB
     from transformers import PreTrainedTokenizerBase
 
-    from mars_ray.data.chat import ChatEncoder
+    from mars_ray.data.chat import ChatEncoder, template_of
     from mars_ray.errors import MarsRayError
     from mars_ray.model.architecture import decoder_config
     from mars_ray.model.json_object import read_json_object
     from mars_ray.model.tokenizer import check_tokenizer, load_tokenizer
+    from mars_ray.openai_api.call_format import ends_in_reasoning, markers_of
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:
         if "messages" in task:
             if not tokenizer.chat_template:
                 return {"error": "this model has no chat template; use /v1/completions."}
-            return {"prompts": [ChatEncoder(tokenizer).prompt(task["messages"])]}
+            encoder = ChatEncoder(tokenizer)
+            text = encoder.prompt_text(task["messages"], task["tools"])
+            return {"prompts": [encoder.ids(text)], "in_reasoning": ends_in_reasoning(text)}
         if "tokens" in task:
             return {"text": tokenizer.decode(task["tokens"])}
         return {"prompts": [tokenizer(text)["input_ids"] for text in task["texts"]]}
@@ -46,7 +50,8 @@ def main(folder: Path) -> None:
         _send({"error": str(error)})
         return
     _limit_memory()
-    _send({"ready": True})
+    markers = {text: (marker.id, marker.special) for text, marker in markers_of(tokenizer).items()}
+    _send({"template": template_of(tokenizer), "markers": markers})
     for line in sys.stdin:
         try:
             reply = answer(json.loads(line))

@@ -51,6 +51,8 @@ def structured_outputs(grammar: GrammarSpec) -> dict[str, Any]:
     """Return the arguments of vLLM's `StructuredOutputsParams` for a grammar, with our layout of JSON."""
     if grammar.kind == "regex":
         return {"regex": grammar.text}
+    if grammar.kind == "lark":
+        return {"grammar": grammar.text}
     schema = json.loads(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
     if not isinstance(schema, dict):  # a schema may be true, which allows any value
         schema = {"allOf": [schema]}

@@ -1,0 +1,129 @@
+"""The plan of one chat answer: the grammar that holds it, and the parser that parts it.
+
+In:    a chat request, the formats of the model, and whether the prompt ends inside reasoning.
+Out:   a grammar for the engine, and a parser per choice.
+Never: differs between streamed and complete answers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from mars_ray.engine.grammar.spec import GrammarSpec
+from mars_ray.errors import RequestError
+from mars_ray.openai_api.answer_grammar import ReasoningPlan, answer_grammar
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.call_format import NO_TOOLS, AnswerFormat
+from mars_ray.openai_api.call_parser import AnswerPart, CallParser, ContentPart
+from mars_ray.openai_api.protocol import ChatCompletionRequest, JsonSchemaFormat, TextFormat
+from mars_ray.openai_api.reasoning_parser import ReasoningParser
+from mars_ray.openai_api.tools import OfferedTools, known_format
+
+
+class PartParser(Protocol):
+    """Parts one answer whose text arrives in pieces."""
+
+    def push(self, text: str) -> Iterator[AnswerPart]:
+        """Take a piece of the answer and yield the parts that it completes."""
+
+    def finish(self) -> Iterator[AnswerPart]:
+        """Yield the rest of the answer. No text may be pushed afterwards."""
+
+
+class PlainParser:
+    """The parser of an answer that is content alone."""
+
+    def push(self, text: str) -> Iterator[AnswerPart]:
+        """Yield the text."""
+        if text:
+            yield ContentPart(text)
+
+    def finish(self) -> Iterator[AnswerPart]:
+        """Yield nothing, because no text is held back."""
+        yield from ()
+
+
+@dataclass(frozen=True, slots=True)
+class _ReasonedParser:
+    """Parts reasoning first, and the answer after it with another parser."""
+
+    reasoning: ReasoningParser
+    answer: PartParser
+
+    def push(self, text: str) -> Iterator[AnswerPart]:
+        yield from self._parted(self.reasoning.push(text))
+
+    def finish(self) -> Iterator[AnswerPart]:
+        yield from self._parted(self.reasoning.finish())
+        yield from self.answer.finish()
+
+    def _parted(self, parts: Iterator[AnswerPart]) -> Iterator[AnswerPart]:
+        for part in parts:
+            if isinstance(part, ContentPart):
+                yield from self.answer.push(part.text)
+            else:
+                yield part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """How the answers to one request are held and parted."""
+
+    model: AnswerFormat = NO_TOOLS
+    offered: OfferedTools | None = None
+    reasoning: ReasoningPlan | None = None
+    grammar: GrammarSpec | None = None
+    """Grammar of the whole answer; None if the response format alone decides."""
+
+    @property
+    def skip_special_tokens(self) -> bool:
+        """Whether the text may leave out special tokens, because none of them is a marker to part by."""
+        texts: list[str] = []
+        if self.offered and self.model.calls:
+            texts += (self.model.calls.marker, self.model.calls.optional_marker)
+        if self.reasoning:
+            texts += (self.reasoning.form.begin, self.reasoning.form.end)
+        return not any(self.model.markers[text].special for text in texts if text in self.model.markers)
+
+    @property
+    def param(self) -> str:
+        """Name of the request's field that the grammar comes from."""
+        return self.offered.param if self.offered else "response_format"
+
+    def parser(self) -> PartParser:
+        """Return a new parser for one choice."""
+        answer: PartParser = PlainParser()
+        if self.offered and self.model.calls:
+            answer = CallParser(self.model.calls, {function.name for function in self.offered.callable})
+        if self.reasoning:
+            return _ReasonedParser(ReasoningParser(self.reasoning.form, begun=self.reasoning.begun), answer)
+        return answer
+
+
+def plan_answer(
+    body: ChatCompletionRequest, offered: OfferedTools | None, model: AnswerFormat, *, in_reasoning: bool
+) -> AnswerPlan:
+    """Return the plan for a checked request. Raises an `ApiError`.
+
+    `in_reasoning` means that the prompt ends inside the reasoning.
+    """
+    if offered:
+        known_format(model, offered.param)
+    budget = body.thinking_token_budget
+    if budget is not None and model.reasoning is None:
+        raise ApiError.bad_request(
+            "thinking_token_budget needs a model that reasons; leave it out for this model.", "thinking_token_budget"
+        )
+    reasoning = ReasoningPlan(form=model.reasoning, begun=in_reasoning, budget=budget) if model.reasoning else None
+    plain = isinstance(body.response_format, TextFormat)
+    if offered is None and budget is None and (plain or reasoning is None):
+        return AnswerPlan(model=model, reasoning=reasoning)
+    schema = None
+    if not plain:
+        json_schema = isinstance(body.response_format, JsonSchemaFormat)
+        schema = body.response_format.json_schema.json_schema if json_schema else {"type": "object"}  # type: ignore[union-attr]
+    try:
+        grammar = GrammarSpec(kind="lark", text=answer_grammar(model, offered, reasoning, schema))
+    except RequestError as error:
+        raise ApiError.bad_request(str(error), offered.param if offered else "response_format") from error
+    return AnswerPlan(model=model, offered=offered, reasoning=reasoning, grammar=grammar)

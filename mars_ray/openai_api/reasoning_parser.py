@@ -1,0 +1,78 @@
+"""Part the reasoning of a model from its answer, as the text arrives.
+
+In:    pieces of text, cut anywhere; the texts that begin and end reasoning.
+Out:   parts of reasoning and of the answer, whose joined texts do not depend on the cuts.
+Never: loses text, except the markers and the white space next to them.
+"""
+
+from collections.abc import Iterator
+
+from mars_ray.openai_api.call_format import ReasoningFormat
+from mars_ray.openai_api.call_parser import ContentPart, ReasoningPart
+
+
+class ReasoningParser:
+    """Parts one answer. `begun` means that the prompt ends inside the reasoning."""
+
+    def __init__(self, form: ReasoningFormat, *, begun: bool) -> None:
+        self._form = form
+        self._in_reasoning = begun
+        self._looking = not begun
+        """True until the first text, which may be the marker that begins reasoning."""
+        self._trimming = begun
+        """True directly after a marker, where white space is dropped."""
+        self._buffer = ""
+
+    def push(self, text: str) -> Iterator[ReasoningPart | ContentPart]:
+        """Take a piece of the answer and yield the parts that it completes."""
+        self._buffer += text
+        if self._looking and not self._begin():
+            return
+        if self._in_reasoning:
+            yield from self._reason()
+        if not self._in_reasoning:
+            yield from self._answer()
+
+    def finish(self) -> Iterator[ReasoningPart | ContentPart]:
+        """Yield the text that was held back. No text may be pushed afterwards."""
+        if self._buffer and not (self._trimming and self._buffer.isspace()):
+            yield ReasoningPart(self._buffer) if self._in_reasoning else ContentPart(self._buffer)
+
+    def _begin(self) -> bool:
+        """Look for reasoning at the beginning of the answer, and return whether enough text has arrived to decide."""
+        begin = self._form.begin
+        stripped = self._buffer.lstrip()
+        if stripped.startswith(begin):
+            self._buffer = stripped[len(begin) :]
+            self._in_reasoning = self._trimming = True
+        elif begin.startswith(stripped):
+            return False
+        self._looking = False
+        return True
+
+    def _reason(self) -> Iterator[ReasoningPart]:
+        if self._trimming:
+            self._buffer = self._buffer.lstrip()
+        end = self._form.end
+        reasoning, marker, rest = self._buffer.partition(end)
+        if not marker:
+            held = next(
+                (n for n in range(min(len(end) - 1, len(reasoning)), 0, -1) if end.startswith(reasoning[-n:])), 0
+            )
+            reasoning = reasoning[: len(reasoning) - held]
+        reasoning = reasoning.rstrip()
+        if reasoning:
+            self._trimming = False
+            yield ReasoningPart(reasoning)
+        self._buffer = rest if marker else self._buffer[len(reasoning) :]
+        if marker:
+            self._in_reasoning = False
+            self._trimming = True
+
+    def _answer(self) -> Iterator[ContentPart]:
+        if self._trimming:
+            self._buffer = self._buffer.lstrip()
+        if self._buffer:
+            self._trimming = False
+            yield ContentPart(self._buffer)
+            self._buffer = ""
