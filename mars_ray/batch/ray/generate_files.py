@@ -33,7 +33,7 @@ from mars_ray.batch.run.placement import Place
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.model.resolve import pin
-from mars_ray.ray_cluster import connect
+from mars_ray.ray_cluster import connect, ctrl_c_kept
 from mars_ray.ray_private import pass_arguments_by_value
 
 READ_BYTES = 4 << 20
@@ -74,9 +74,10 @@ def generate_files(options: GenerateOptions) -> JobReport:
         try:
             with shown_job.with_control(control_loop):
                 try:
-                    with _decoders(plan, places, app) as decoders:
+                    with ctrl_c_kept() as check_ctrl_c, _decoders(plan, places, app) as decoders:
                         for table in _tables(_dataset(plan, output.ledger.path, survey.rows, decoders)):
                             shown_job.add(table)
+                            check_ctrl_c()
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
                     pass
