@@ -24,7 +24,7 @@ from mars_ray.errors import ConfigError
 from mars_ray.model.card import Card
 from mars_ray.model.folder import open_model
 from mars_ray.vllm.agent.reporter import Reporter
-from mars_ray.vllm.agent.served_engine import ServerEngine, ServedEngine
+from mars_ray.vllm.agent.served_engine import ServedEngine, ServerEngine
 from mars_ray.vllm.agent.served_metrics import ServedMetrics
 from mars_ray.vllm.engine.load import open_records
 from mars_ray.vllm.settings import KEY, ControllerSettings, VllmSettings
