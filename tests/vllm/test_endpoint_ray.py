@@ -20,6 +20,7 @@ from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I00
 import httpx2  # noqa: E402
 import openai  # noqa: E402
 import psutil  # noqa: E402
+import yaml  # noqa: E402
 from openai import AsyncOpenAI  # noqa: E402
 
 from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
@@ -36,12 +37,17 @@ LONG = {"ignore_eos": True, "threshold": 1.0}
 
 def config_of(path: Path, **args: Any) -> Path:
     engine = {"engine": "vllm", "dtype": "float32", "threads": 1, "max_num_seqs": 4, "vllm_args": VLLM_ARGS}
-    return deploy_file(
+    deploy_file(
         path,
         {"classes": [{"name": "standard", "floor": 0.5}], "control": SOON, "engine": engine} | args,
         num_replicas=2,
         health_check_timeout_s=30,  # a step may take seconds under the interpreter
     )
+    fields = yaml.safe_load(path.read_text())
+    _, gateway = fields["applications"][0]["deployments"]
+    gateway["num_replicas"] = 2  # an update replaces one after the other
+    path.write_text(yaml.safe_dump(fields))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +183,7 @@ def test_a_rolling_update_fails_no_request(running: Cluster, expected: list[str]
                 question = (number + answered) % len(QUESTIONS)
                 answer = await client.chat.completions.create(
                     model="bundled",
-                    messages=QUESTIONS[question],
+                    messages=QUESTIONS[question],  # type: ignore[arg-type]  # plain dictionaries
                     temperature=0,
                     max_tokens=MAX_TOKENS,
                     extra_body={"mode": "exact"},
