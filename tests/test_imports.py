@@ -42,7 +42,7 @@ BELOW = {
     "simulate": SHARED | {"machines", "data", "model", "engine", "control", "load"},
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "measure"},
     "llm": SHARED | {"data", "engine", "model", "adapter"},
-    "vllm": {"errors", "method", "model", "adapter", "engine"},
+    "vllm": {"errors", "method", "model", "adapter", "engine", "control"},
     "harness": SHARED | {"method", "model", "engine", "evaluation"},
     "demo": SHARED | {"data", "model", "adapter", "engine", "measure", "batch", "evaluation"},
 }
@@ -53,7 +53,7 @@ ROOMS = {
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "deploy", "middleware", "replicas", "http", "ray"],
     "evaluation": ["", "tasks", "scoring", "calibration", "report", "run"],
-    "vllm": ["", "runner", "engine"],
+    "vllm": ["", "runner", "engine", "agent"],
 }
 """The rooms of a part, lowest first ("": its own files): each may import those before it."""
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mars_ray.adapter.card import check_base, read_adapter_card, resolve_adapter
+from mars_ray.control.control_settings import ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, ModelError
@@ -14,6 +15,21 @@ from mars_ray.vllm.step_layout import draft_positions
 
 KEY = "mars"
 """Key of the settings in `--additional-config`."""
+
+
+class ControllerSettings(BaseModel):
+    """The controller that the agent of `vllm serve` reports to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str
+    """Name of the controller. Engines with the same name, model and settings are controlled together."""
+    address: str = "auto"
+    """Address of the Ray cluster on which the controller runs; `auto` is the cluster of this node."""
+    floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Lowest threshold that the controller may set; None leaves the limit to the controller."""
+    settings: ControlSettings = ControlSettings()
+    """Settings of the controller, such as its policy."""
 
 
 class VllmSettings(BaseModel):
@@ -33,6 +49,8 @@ class VllmSettings(BaseModel):
     the model was trained with."""
     adapter: str | None = None
     """Folder of a lossless adapter, its URL or its name; None for a checkpoint whose own weights were trained."""
+    controller: ControllerSettings | None = None
+    """Controller that the agent of `vllm serve` reports to; None without the agent."""
     mask_id: Annotated[int, Field(ge=0)]
     """Token that is fed at positions to predict ahead; the card names it. With an adapter, the first id after the
     vocabulary, because the network has no mask token."""

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import mars_ray
+from tests.vllm import INTERPRETER
 
 if find_spec("vllm") is None or find_spec("ray") is None:
     pytest.skip("vLLM or Ray is missing in this environment: run make test-vllm", allow_module_level=True)
 
-INTERPRETER = Path(__file__).with_name("interpreter")
 VLLM_ARGS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 512}
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",

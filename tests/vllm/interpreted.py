@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mars_ray
+from tests.vllm import INTERPRETER
 
 os.environ.update(
     VLLM_USE_V2_MODEL_RUNNER="1",
@@ -23,9 +24,9 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
 )
-assert "vllm" not in sys.modules
+assert "vllm" not in sys.modules and "triton" not in sys.modules
 
-import tests.vllm.triton_on_cpu.sitecustomize  # noqa: E402, F401, I001
+sys.path.insert(0, str(INTERPRETER))  # Triton finds its backends by entry points
 
 import vllm.v1.sample.ops.topk_topp_sampler as top_k_top_p  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402

@@ -1,9 +1,14 @@
-"""`mars-ray serve` with two engines of vLLM: callers, the controller's thresholds, an engine killed."""
+"""`mars-ray serve` with two engines of vLLM: callers, the controller's thresholds, an engine killed, an update."""
 
 import asyncio
+import os
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +19,15 @@ from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I00
 
 import httpx2  # noqa: E402
 import openai  # noqa: E402
+import psutil  # noqa: E402
+import yaml  # noqa: E402
 from openai import AsyncOpenAI  # noqa: E402
 
 from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
 from mars_ray.load.client import Target  # noqa: E402
 from mars_ray.load.generator import run_load  # noqa: E402
 from mars_ray.load.plan import closed_loop  # noqa: E402
-from tests.serve.cluster_samples import ENGINE, SOON, STEP_SECONDS, WORKER, Cluster, cluster, deploy_file  # noqa: E402
+from tests.serve.cluster_samples import COMMAND, ENGINE, SOON, STEP_SECONDS, WORKER, Cluster, cluster, deploy_file  # noqa: E402
 from tests.serve.load_samples import PROMPT_POOL, thresholds, until  # noqa: E402
 
 QUESTIONS = PROMPT_POOL[::20]
@@ -28,15 +35,24 @@ MAX_TOKENS = 24
 LONG = {"ignore_eos": True, "threshold": 1.0}
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def config_of(path: Path, **args: Any) -> Path:
     engine = {"engine": "vllm", "dtype": "float32", "threads": 1, "max_num_seqs": 4, "vllm_args": VLLM_ARGS}
-    config = deploy_file(
-        tmp_path_factory.mktemp("serve") / "serve.yaml",
-        {"classes": [{"name": "standard", "floor": 0.5}], "control": SOON, "engine": engine},
+    deploy_file(
+        path,
+        {"classes": [{"name": "standard", "floor": 0.5}], "control": SOON, "engine": engine} | args,
         num_replicas=2,
         health_check_timeout_s=30,  # a step may take seconds under the interpreter
     )
+    fields = yaml.safe_load(path.read_text())
+    _, gateway = fields["applications"][0]["deployments"]
+    gateway["num_replicas"] = 2  # an update replaces one after the other
+    path.write_text(yaml.safe_dump(fields))
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    config = config_of(tmp_path_factory.mktemp("serve") / "serve.yaml")
     with cluster("--config", str(config), environment=ENVIRONMENT) as started:
         started.until_engines(2)
         yield started
@@ -136,3 +152,57 @@ def test_an_engine_killed_in_mid_stream_loses_no_whole_answer_and_ends_no_stream
     until(lambda: len({replica.pid for replica in running.processes(ENGINE)} - dead) == 1)
     running.until_engines(2)
     running.until_idle()
+
+
+@contextmanager
+def deployed_again(running: Cluster, config: Path) -> Iterator[None]:
+    """Run `mars-ray serve` again on the cluster that runs; the block begins when it is ready."""
+    family = psutil.Process(running.process.pid).children(recursive=True)
+    [address] = {word.split("=")[1] for each in family for word in each.cmdline() if word.startswith("--gcs-address=")}
+    environment = os.environ | ENVIRONMENT | {"RAY_ADDRESS": address}
+    command = [str(COMMAND), "serve", "--config", str(config), "--port", running.url.rpartition(":")[2]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            assert any(line.startswith("ready") for line in process.stdout)
+            yield
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def test_a_rolling_update_fails_no_request(running: Cluster, expected: list[str], tmp_path: Path) -> None:
+    """The last test: the endpoint ends with the command that deployed it last."""
+    before = {replica.pid for replica in running.processes(ENGINE)}
+    updated = threading.Event()
+
+    async def keep_asking(number: int) -> int:
+        answered = 0
+        async with client_of(running) as client:
+            while not updated.is_set():
+                question = (number + answered) % len(QUESTIONS)
+                answer = await client.chat.completions.create(
+                    model="bundled",
+                    messages=QUESTIONS[question],  # type: ignore[arg-type]  # plain dictionaries
+                    temperature=0,
+                    max_tokens=MAX_TOKENS,
+                    extra_body={"mode": "exact"},
+                )
+                assert answer.choices[0].message.content == expected[question]
+                answered += 1
+        return answered
+
+    async def callers() -> list[int]:
+        return await asyncio.gather(*map(keep_asking, range(4)))
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(asyncio.run, callers())
+        try:
+            with deployed_again(running, config_of(tmp_path / "serve.yaml", threshold=0.9)):
+                until(lambda: not before & {replica.pid for replica in running.processes(ENGINE)})
+                running.until_engines(2)
+                assert thresholds(running) == [0.9, 0.9]
+                updated.set()
+                assert all(asked.result())
+        finally:
+            updated.set()

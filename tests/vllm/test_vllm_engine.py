@@ -30,6 +30,9 @@ from mars_ray.llm.requests import encode_conversation  # noqa: E402
 from mars_ray.load.prompts import bundled_prompts  # noqa: E402
 from mars_ray.data.prompt_file import read_prompts  # noqa: E402
 from mars_ray.method.metric import Metric  # noqa: E402
+from mars_ray.openai_api.answer_grammar import answer_grammar  # noqa: E402
+from mars_ray.openai_api.call_format import CALL_FORMATS, AnswerFormat  # noqa: E402
+from mars_ray.openai_api.tools import FunctionDefinition, OfferedTools  # noqa: E402
 
 PROMPTS = read_prompts(bundled_prompts())[::10]
 """24 prompts, at least one of each task family."""
@@ -131,18 +134,24 @@ class TorchBitmaskKernel:
                 logits[first_rows[request] + row, allowed == 0] = -torch.inf
 
 
+FUNCTION = FunctionDefinition(name="set_light", parameters=SCHEMA)
+TOOLS = OfferedTools(functions=(FUNCTION,), callable=(FUNCTION,), required=True, parallel=False, legacy=False)
+MODEL_WITH_TOOLS = AnswerFormat(calls=CALL_FORMATS["hermes"], template_takes_tools=True, markers={})
+
+
 @pytest.mark.parametrize(
     "grammar",
     [
         GrammarSpec(kind="json_schema", text=json.dumps(SCHEMA)),
         GrammarSpec(kind="json_object"),
         GrammarSpec(kind="regex", text=r"[A-Z][a-z]+ [a-z]{3,9}!"),
+        GrammarSpec(kind="lark", text=answer_grammar(MODEL_WITH_TOOLS, TOOLS, None, None)),
     ],
     ids=lambda grammar: grammar.kind,
 )
 def test_grammars_give_the_text_of_our_engine(llm: LLM, grammar: GrammarSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bitmasks, "_apply_grammar_bitmask_kernel", TorchBitmaskKernel())
-    sampling = SamplingParams(max_tokens=32, grammar=grammar)
+    sampling = SamplingParams(max_tokens=48, grammar=grammar)
     mine, theirs = (engine.chat(PROMPTS[:3], sampling) for engine in (llm, ours()))
     assert [output.text for output in mine] == [output.text for output in theirs]
     assert [output.finish_reason for output in mine] == [output.finish_reason for output in theirs]

@@ -7,11 +7,12 @@ Never: waits for a controller longer than one heartbeat, or stops because a cont
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from mars_ray.control.replica.lease import Lease
 from mars_ray.control.replica_messages import Directive, ReplicaReport
-from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ReportError
 
 log = logging.getLogger(__name__)
@@ -21,18 +22,28 @@ EVERY_S = 1.0
 Send = Callable[[ReplicaReport], Awaitable[Directive]]
 
 
-async def run_heartbeats(engine: AsyncEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
-    """Send heartbeats until cancelled. Raises `ReplicaLostError` when the engine is gone."""
+class ControlledEngine(Protocol):
+    """What heartbeats need of an engine. Both methods raise an error when the engine is gone."""
+
+    async def state(self) -> EngineState:
+        """Return the state of the engine."""
+
+    def set_thresholds(self, by_class: Mapping[str, float], /) -> None:
+        """Set the thresholds of classes from the next step on."""
+
+
+async def run_heartbeats(engine: ControlledEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
+    """Send heartbeats until cancelled. Raises the engine's error when the engine is gone."""
     while True:
         next_s = asyncio.get_running_loop().time() + every_s
         await send_heartbeat(engine, lease, send, every_s)
         await asyncio.sleep(next_s - asyncio.get_running_loop().time())
 
 
-async def send_heartbeat(engine: AsyncEngine, lease: Lease, send: Send, within_s: float) -> None:
+async def send_heartbeat(engine: ControlledEngine, lease: Lease, send: Send, within_s: float) -> None:
     """Report once, wait up to `within_s` seconds for the answer, and set the engine to the thresholds then in force.
 
-    Raises `ReplicaLostError`.
+    Raises the engine's error when the engine is gone.
     """
     state = await engine.state()
     try:

@@ -32,7 +32,7 @@ from mars_ray.engine.process.messages import (
     SetThresholds,
     Started,
     frame,
-    read_event,
+    read_message,
 )
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
@@ -103,7 +103,7 @@ class AsyncEngine:
         reader = await engine._connect()
         assert engine._writer is not None
         engine._writer.write(frame(spec))
-        event = await read_event(reader)
+        event = await read_message(reader)
         if isinstance(event, Started):
             if event.tokenizer is not None:
                 engine._grammars = GrammarStore(GrammarChecker(event.tokenizer), engine._order)
@@ -199,7 +199,7 @@ class AsyncEngine:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Deliver events until the engine has ended."""
         while True:
-            match await read_event(reader):
+            match await read_message(reader):
                 case None:
                     break
                 case EngineState() as state:

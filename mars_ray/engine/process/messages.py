@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.grammar.library import GrammarTokenizer
@@ -138,14 +139,13 @@ def frame(message: object) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-async def read_event(reader: asyncio.StreamReader) -> Event | None:
-    """Return the next event, or None if the engine process has ended."""
+async def read_message(reader: asyncio.StreamReader) -> Any:
+    """Return the next message, or None if the process at the other end has ended."""
     try:
         [length] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        event: Event = pickle.loads(await reader.readexactly(length))
+        return pickle.loads(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return event
 
 
 class OrderSocket:

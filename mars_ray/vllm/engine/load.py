@@ -7,12 +7,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from mars_ray.adapter.card import AdapterCard
 from mars_ray.engine.core.limits import MAX_NUM_SEQS_ON_CPU, MAX_NUM_SEQS_ON_GPU
 from mars_ray.engine.core.load import best_device
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.errors import ConfigError
+from mars_ray.model.card import Card
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.vllm.architectures import ARCHITECTURE_OF
 from mars_ray.vllm.engine.engine import VllmEngine
@@ -52,11 +54,21 @@ def load_engine(model: ResolvedModel, options: EngineOptions) -> tuple[VllmEngin
     settings = VllmSettings.complete({}, model.folder, model.config.get_text_config().vocab_size)
     tokenizer = model.load_tokenizer()
     core = LLMEngineCore(engine_arguments(model, options, settings), options)
-    points = model.card.calibration if model.card else ()
-    calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
     tokens = LoadedTokens(tokenizer, settings.mask_id, _stop_ids(model, tokenizer))
-    records = Records(Profile(core.block, calibration), tokens.stop_ids)
+    records = new_records(model.card, core.block, tokens.stop_ids)
     return VllmEngine(core, tokens, options, records=records), tokenizer
+
+
+def open_records(model: ResolvedModel, card: Card | AdapterCard | None, block: int) -> Records:
+    """Return new records of an engine that another process has loaded. `card` has the calibration."""
+    return new_records(card, block, _stop_ids(model, model.load_tokenizer()))
+
+
+def new_records(card: Card | AdapterCard | None, block: int, stop_ids: frozenset[int]) -> Records:
+    """Return records that begin with the calibration of a card."""
+    points = card.calibration if card else ()
+    calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
+    return Records(Profile(block, calibration), stop_ids)
 
 
 def engine_arguments(model: ResolvedModel, options: EngineOptions, settings: VllmSettings) -> dict[str, Any]:

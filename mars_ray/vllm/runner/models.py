@@ -7,28 +7,22 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from mars_ray.vllm.runner.model_state import MarsModelState
 
 
-class MarsLlamaForCausalLM(LlamaForCausalLM):
+class _Lookahead:
+    """What lookahead adds to a network."""
+
+    @staticmethod
+    def get_model_state_cls() -> type[MarsModelState]:
+        """Return the class that lays out the steps."""
+        return MarsModelState
+
+
+class MarsLlamaForCausalLM(_Lookahead, LlamaForCausalLM):
     """Llama with lookahead."""
 
-    @staticmethod
-    def get_model_state_cls() -> type[MarsModelState]:
-        """Return the class that lays out the steps."""
-        return MarsModelState
 
-
-class MarsQwen2ForCausalLM(Qwen2ForCausalLM):
+class MarsQwen2ForCausalLM(_Lookahead, Qwen2ForCausalLM):
     """Qwen2 with lookahead."""
 
-    @staticmethod
-    def get_model_state_cls() -> type[MarsModelState]:
-        """Return the class that lays out the steps."""
-        return MarsModelState
 
-
-class MarsQwen3ForCausalLM(Qwen3ForCausalLM):
+class MarsQwen3ForCausalLM(_Lookahead, Qwen3ForCausalLM):
     """Qwen3 with lookahead."""
-
-    @staticmethod
-    def get_model_state_cls() -> type[MarsModelState]:
-        """Return the class that lays out the steps."""
-        return MarsModelState
