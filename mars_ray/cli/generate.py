@@ -131,14 +131,15 @@ def generate(
     from mars_ray.engine.request import DecodeParams, SamplingParams
     from mars_ray.storage.location import locate
 
-    scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    sampling = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=max_tokens, n=n, **scores)
+    sampling = SamplingParams(
+        temperature=temperature or 0.0, seed=seed, n=n, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+    )
     options = GenerateOptions(
         input=tuple(sources),
         output=locate(output),
         model=model,
         adapter=adapter,
-        sampling=replace(sampling, grammar=_grammar(schema, regex)),
+        sampling=replace(sampling, max_tokens=max_tokens, grammar=_grammar(schema, regex)),
         sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
         workers=replace(workers, rehearse=rehearse, engine=engine, **vllm_options(tensor_parallel_size, vllm_arg)),
