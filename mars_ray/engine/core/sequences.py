@@ -63,7 +63,8 @@ def new_sequences(
         partial = request.partial_answers.get(index, PartialAnswer())
         matcher = grammars.matcher(sampling.grammar, stop_ids) if grammars and sampling.grammar else None
         if matcher is not None:
-            matcher.replay(partial.tokens)
+            matcher.seek(list(partial.tokens))
+            matcher.settle()
         detokenizer = IncrementalDetokenizer(model.tokenizer, sampling.stop, sampling.skip_special_tokens)
         for count, token in enumerate(partial.tokens, start=1):
             detokenizer.push(token, may_stop=count > sampling.min_tokens)

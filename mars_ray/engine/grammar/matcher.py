@@ -5,7 +5,6 @@ the previous tokens, not on the way they were decoded, so grammars work the same
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from copy import copy
 from itertools import takewhile
 from typing import Protocol
@@ -129,14 +128,6 @@ class Matcher:
         self.ahead.append(token)
         self._plans.append((run, taken + 1) if run[taken : taken + 1] == [token] else ([], 0))
         return True
-
-    def replay(self, tokens: Iterable[int]) -> None:
-        """Settle the tokens of a partial answer. Raises the errors of `seek`."""
-        for token in tokens:
-            self.forced()  # decoding asks here, too, so a forced text keeps its spelling
-            if not self.take(token):
-                raise self._stuck()
-        self.settle()
 
     def take_forced(self, room: int) -> list[int]:
         """Take up to `room` forced tokens, and return them."""
