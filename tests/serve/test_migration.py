@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -96,7 +97,7 @@ def answers(
         outputs: dict[tuple[str, int], Output] = {}
         async for chunk in stream_with_migration(stream, request, limit, usage):
             usage.add(chunk)
-            collect(outputs, [chunk])
+            collect(outputs, [replace(chunk, request_id=request.id)])  # each engine has its own
         return {index: output for (_, index), output in outputs.items()}
 
     return asyncio.run(read()), usage

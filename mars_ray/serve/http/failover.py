@@ -48,7 +48,7 @@ async def stream_with_migration(
     lost = 0
     while unfinished.answers:
         try:
-            async with aclosing(stream(unfinished.request())) as chunks:
+            async with aclosing(stream(unfinished.request(lost))) as chunks:
                 async for chunk in chunks:
                     unfinished.add(chunk)
                     yield chunk
@@ -87,11 +87,15 @@ class _UnfinishedAnswers:
             tokens += chunk.tokens
             self.answers[chunk.index] = tokens, forwards + 1
 
-    def request(self) -> Request:
-        """Return the request for the rest of the answers."""
-        if not self.begun:
+    def request(self, attempt: int) -> Request:
+        """Return the request for the rest of the answers, for attempt 0 the whole request."""
+        if not attempt:
             return self._request
+        # The id is new, because an engine that counts as lost may still cancel the previous attempt.
+        name = f"{self._request.id}-{attempt}"
+        if not self.begun:
+            return replace(self._request, id=name)
         partial_answers = {
             index: PartialAnswer(tuple(tokens), forwards) for index, (tokens, forwards) in self.answers.items()
         }
-        return replace(self._request, partial_answers=partial_answers)
+        return replace(self._request, id=name, partial_answers=partial_answers)
