@@ -130,10 +130,10 @@ class Streamed:
 
 
 async def read_stream(client: AsyncOpenAI, number: int, begun: set[int]) -> Streamed:
-    """Read a stream with draws of its own, of 400 tokens."""
+    """Read a stream with draws of its own, of 1,500 tokens."""
     found = Streamed()
     stream = await client.completions.create(
-        model="bundled", prompt=f"{number} s", max_tokens=400, stream=True, temperature=1, seed=number,
+        model="bundled", prompt=f"{number} s", max_tokens=1500, stream=True, temperature=1, seed=number,
         stream_options={"include_usage": True}, extra_body=LONG,
     )  # fmt: skip
     last_s = time.monotonic()
@@ -172,19 +172,19 @@ def test_a_process_killed_under_load_cuts_no_answer_and_no_stream(running: Clust
             streaming = asyncio.create_task(streams(client))
             while len(begun) < 8:
                 await asyncio.sleep(0.01)
-            dead.append(running.kill(killed))
+            victim.kill()
             return await streaming, await wholes, undisturbed
 
-    dead: list[int] = []
+    victim = running.processes(killed)[0]
     moved_before = sum(running.metric("mars:stream_migrations_total").values())
     streamed, wholes, undisturbed = asyncio.run(test())
-    running.until_engines(2, besides=dead[-1])
+    running.until_engines(2, besides=victim.pid)
     moved = sum(running.metric("mars:stream_migrations_total").values()) - moved_before
     pauses_s = [max(stream.longest_pause_s for stream in found) for found in (undisturbed, streamed)]
     print(f"\n{killed}: {moved:.0f} of 8 streams moved; longest pauses {pauses_s[0]:.2f} and {pauses_s[1]:.2f} s")
     assert wholes == [200] * 8
     assert [stream.error for stream in streamed] == [None] * 8
-    assert [stream.tokens for stream in streamed] == [400] * 8
+    assert [stream.tokens for stream in streamed] == [1500] * 8
     assert [stream.text for stream in streamed] == [stream.text for stream in undisturbed]
     assert moved > 0
     running.until_idle()
