@@ -3,7 +3,7 @@
 Values are checked when a request is created. `core/limits` checks the limits that depend on the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from reprlib import repr as shortened
@@ -183,6 +183,16 @@ class DecodeParams:
         return Metric.PROBABILITY if unused else self.metric
 
 
+@dataclass(frozen=True, slots=True)
+class PartialAnswer:
+    """The part of one answer that an engine returned before it died. Another engine continues after it."""
+
+    tokens: tuple[int, ...] = ()
+    """Token ids of the answer so far."""
+    forwards: int = 0
+    """Number of forwards that produced these tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A prompt to continue, and how to decode it."""
@@ -196,6 +206,14 @@ class Request:
     """Name of one of the engine's classes of service."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decode: DecodeParams = field(default_factory=DecodeParams)
+    partial_answers: Mapping[int, PartialAnswer] = field(default_factory=dict)
+    """Answers to continue, by their index among the n answers. Answers without an entry have ended. An empty mapping
+    requests all n answers from their first token."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Indices of the answers to decode."""
+        return tuple(self.partial_answers) or range(self.sampling.n)
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:

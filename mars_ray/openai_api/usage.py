@@ -26,6 +26,8 @@ class ResponseUsage:
     """The finish reason of each sequence."""
     threshold_low: float | None = None
     threshold_high: float | None = None
+    migrations: int = 0
+    """Number of times that a begun stream moved to another engine."""
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk to the totals."""

@@ -1,7 +1,8 @@
 """Callers of an endpoint, as a program for a machine: so many at once, each with one request after the other.
 
 Prints a line for each answer as it comes: the second at which it was asked for, the seconds it took, and its status.
-With `--stream` they read long streams; `event:CODE` is the status of one that ended with an error event.
+With `--stream` they read long greedy streams, and the line ends with the longest pause in seconds. `event:CODE` is the
+status of a stream that ended with an error event, `differs` of one whose text is not that of an earlier one.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from typing import Any
 
 PATIENCE_S = 60
 STREAMED_TOKENS = 600
+TEXTS: dict[int, list[str]] = {}
+"""Texts of whole streams, by the number of their prompt."""
 
 
 def main() -> None:
@@ -32,8 +35,11 @@ def main() -> None:
     def call(number: int) -> None:
         count = number
         while (asked_s := time.time()) < began_s + given.seconds:
-            status = ask(given.urls[count % len(given.urls)], given.key, count, given.stream)
-            print(f"{asked_s:.2f} {time.time() - asked_s:.2f} {status}\n", end="", flush=True)  # one write, not two
+            pauses_s = [0.0]
+            status = ask(given.urls[count % len(given.urls)], given.key, count % 16, given.stream, pauses_s)
+            took_s = time.time() - asked_s
+            line = f"{asked_s:.2f} {took_s:.2f} {status} {max(pauses_s):.2f}\n"
+            print(line, end="", flush=True)  # one write, not two
             count += 1
             if status != "200":
                 time.sleep(0.2)
@@ -45,8 +51,8 @@ def main() -> None:
         each.join()
 
 
-def ask(url: str, key: str, count: int, stream: bool) -> str:
-    """Return the status of an answer, or the error that came instead."""
+def ask(url: str, key: str, count: int, stream: bool, pauses_s: list[float]) -> str:
+    """Return the status of an answer, or the error that came instead. Notes the pauses between events of a stream."""
     said = f"Ann, {count}: put them in a list."
     body: dict[str, Any] = {"model": "bundled", "messages": [{"role": "user", "content": said}]}
     if stream:
@@ -56,7 +62,7 @@ def ask(url: str, key: str, count: int, stream: bool) -> str:
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             if stream:
-                return end_of(answer)
+                return end_of(answer, pauses_s, TEXTS.setdefault(count, []))
             json.loads(answer.read())["choices"][0]["message"]["content"]
             return str(answer.status)
     except urllib.error.HTTPError as error:
@@ -65,20 +71,27 @@ def ask(url: str, key: str, count: int, stream: bool) -> str:
         return type(getattr(error, "reason", error)).__name__
 
 
-def end_of(answer: HTTPResponse) -> str:
-    """Read a stream; return how it ended."""
-    last = ""
+def end_of(answer: HTTPResponse, pauses_s: list[float], texts: list[str]) -> str:
+    """Read a stream and return how it ended. `texts` holds the whole texts of earlier streams for the same prompt."""
+    last = text = ""
+    at_s = time.time()
     for line in answer:
+        pauses_s.append(time.time() - at_s)
+        at_s = time.time()
         last = line.decode().strip().removeprefix("data: ") or last
+        if line.startswith(b"data: {"):
+            for choice in json.loads(last).get("choices", ()):
+                text += choice["delta"].get("content") or ""
     if last == "[DONE]":
-        return str(answer.status)
+        texts.append(text)
+        return str(answer.status) if text == texts[0] else "differs"
     error = json.loads(last).get("error")
     return f"event:{error['code']}" if error else "cut"
 
 
-def parsed(lines: Sequence[str]) -> list[tuple[float, float, str]]:
-    """Return second, seconds taken and status of each line that was printed."""
-    return [(float(asked), float(took), status) for asked, took, status in map(str.split, lines)]
+def parsed(lines: Sequence[str]) -> list[tuple[float, float, str, float]]:
+    """Return second, seconds taken, status and longest pause of each line that was printed."""
+    return [(float(asked), float(took), status, float(pause)) for asked, took, status, pause in map(str.split, lines)]
 
 
 if __name__ == "__main__":

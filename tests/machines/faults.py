@@ -26,10 +26,17 @@ class Asked:
     at_s: float = 0.0
     """When it was, as `time.time` has it; when the block began, by default."""
     answers: list[tuple[float, float, str]] = field(default_factory=list)
+    longest_pause_s: float = 0.0
+    """Longest pause between two events of a whole stream."""
 
     @property
     def failed(self) -> list[tuple[float, float, str]]:
         return [each for each in self.answers if each[2] != "200"]
+
+    @property
+    def broken(self) -> list[str]:
+        """How streams ended that a gateway should have continued."""
+        return [status for _, _, status in self.answers if status.startswith("event") or status == "differs"]
 
     @property
     def whole_s(self) -> float:
@@ -54,7 +61,8 @@ def asking(endpoint: Endpoint, machines: list[Machine], seconds: float, *more: s
     yield asked
     reader.join(timeout=SECONDS + seconds)
     found = callers.parsed(lines)
-    asked.answers = [(round(asked_s - asked.at_s, 1), round(took_s, 1), status) for asked_s, took_s, status in found]
+    asked.answers = [(round(asked_s - asked.at_s, 1), round(took_s, 1), status) for asked_s, took_s, status, _ in found]
+    asked.longest_pause_s = max((pause_s for _, _, status, pause_s in found if status == "200"), default=0.0)
 
 
 def until(condition: Callable[[], bool]) -> float:

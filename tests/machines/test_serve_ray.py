@@ -74,8 +74,9 @@ def test_a_new_model_is_rolled_out_and_no_request_fails(endpoint: Endpoint, tmp_
 
 def test_callers_of_other_machines_get_answers_again_within_a_minute(endpoint: Endpoint) -> None:
     head, other, lost = endpoint.nodes
-    with asking(endpoint, [other, head], 90) as asked:
+    with asking(endpoint, [other], 90, "--stream") as streamed, asking(endpoint, [other, head], 90) as asked:
         lost.power_off()
-    print(f"\npower cut: {asked}")
+    print(f"\npower cut: {asked}\n  streams: {streamed}, longest pause {streamed.longest_pause_s} s")
+    assert not streamed.broken
     assert max((at_s + took_s for at_s, took_s, _ in asked.failed), default=0) < 60
     assert all(took_s < callers.PATIENCE_S for _, took_s, _ in asked.answers)

@@ -1,4 +1,4 @@
-"""A request goes to another replica only while nothing of its answer has left, and not for ever."""
+"""A request goes to another replica if its own dies, after the tokens that have left, and not for ever."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,30 +8,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.request import PartialAnswer, Request
 from mars_ray.errors import (
     EngineHungError,
     MarsRayError,
     QueueFullError,
     ReplicaLostError,
+    RequestError,
     StepError,
     UnavailableError,
 )
-from mars_ray.serve.http.failover import ATTEMPTS, collect_with_retry, stream_with_retry
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.http.failover import ATTEMPTS, collect_with_retry, stream_with_migration
 
+LIMIT = 2
+REQUEST = Request(id="r", prompt=(7,))
 CHUNKS = [Chunk("r", 0, (number,), (str(number),)) for number in range(4)]
 
 
 class Replicas:
-    """The k-th call gives `counts[k]` chunks and then dies with `error`, or ends if there is none."""
+    """The k-th call gives so many further chunks and then dies with its error, or ends if there is none."""
 
     def __init__(self, *ends: tuple[int, MarsRayError | None]) -> None:
         self.ends, self.calls, self.closed = ends, 0, 0
 
-    async def stream(self) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, request: Request = REQUEST) -> AsyncGenerator[Chunk, None]:
         count, error = self.ends[min(self.calls, len(self.ends) - 1)]
         self.calls += 1
+        sent = len(request.partial_answers.get(0, PartialAnswer()).tokens)
         try:
-            for chunk in CHUNKS[:count]:
+            for chunk in CHUNKS[sent:][:count]:
                 await asyncio.sleep(0)
                 yield chunk
             if error:
@@ -43,13 +49,13 @@ class Replicas:
         return [chunk async for chunk in self.stream()]
 
 
-def streamed(replicas: Replicas) -> tuple[list[Chunk], MarsRayError | None]:
+def streamed(replicas: Replicas, usage: ResponseUsage | None = None) -> tuple[list[Chunk], MarsRayError | None]:
     """What a reader gets, and how it ends."""
 
     async def read() -> tuple[list[Chunk], MarsRayError | None]:
         got = []
         try:
-            async for chunk in stream_with_retry(replicas.stream):
+            async for chunk in stream_of(replicas, usage):
                 got.append(chunk)
         except MarsRayError as error:
             return got, error
@@ -58,24 +64,34 @@ def streamed(replicas: Replicas) -> tuple[list[Chunk], MarsRayError | None]:
     return asyncio.run(read())
 
 
+def stream_of(replicas: Replicas, usage: ResponseUsage | None = None) -> AsyncGenerator[Chunk, None]:
+    return stream_with_migration(replicas.stream, REQUEST, LIMIT, usage or ResponseUsage(prompt_tokens=1))
+
+
 LOST = ReplicaLostError("died")
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([LOST, StepError("no"), None])), min_size=1, max_size=6))
-def test_a_stream_is_what_the_first_replica_that_speaks_says(ends: list[tuple[int, MarsRayError | None]]) -> None:
+def test_a_stream_goes_on_at_the_next_replica_after_the_tokens_that_have_left(
+    ends: list[tuple[int, MarsRayError | None]],
+) -> None:
     replicas = Replicas(*ends)
-    got, error = streamed(replicas)
+    usage = ResponseUsage(prompt_tokens=1)
+    got, error = streamed(replicas, usage)
     tried = [ends[min(number, len(ends) - 1)] for number in range(replicas.calls)]
-    assert all(end == (0, LOST) for end in tried[:-1]), "only the silent dead are replaced"
-    assert (got, error) == (CHUNKS[: tried[-1][0]], tried[-1][1])
-    assert replicas.calls == replicas.closed <= ATTEMPTS
-    assert replicas.calls == ATTEMPTS or tried[-1] != (0, LOST)
+    assert all(end == LOST for _, end in tried[:-1]), "only the dead are replaced"
+    assert (got, error) == (CHUNKS[: sum(count for count, _ in tried)], tried[-1][1])
+    assert replicas.calls == replicas.closed <= max(ATTEMPTS, LIMIT + 1)
+    assert error != LOST or replicas.calls == (LIMIT + 1 if got else ATTEMPTS)
+    assert usage.migrations <= LIMIT
 
 
-def test_a_stream_that_has_begun_is_never_begun_again() -> None:
-    replicas = Replicas((2, LOST), (4, None))
-    assert streamed(replicas) == (CHUNKS[:2], LOST)
-    assert replicas.calls == 1
+def test_a_begun_stream_that_no_other_replica_can_continue_ends_as_lost_and_says_why() -> None:
+    replicas = Replicas((2, LOST), (0, RequestError("the engine continues no answer with a grammar.")))
+    got, error = streamed(replicas)
+    assert got == CHUNKS[:2]
+    assert isinstance(error, ReplicaLostError)
+    assert "cannot continue: the engine continues no answer with a grammar. Send" in str(error)
 
 
 def test_a_request_that_kills_every_replica_ends() -> None:
@@ -88,7 +104,7 @@ def test_leaving_a_stream_early_closes_the_replicas() -> None:
     replicas = Replicas((0, LOST), (4, None))
 
     async def leave() -> None:
-        stream = stream_with_retry(replicas.stream)
+        stream = stream_of(replicas)
         assert await anext(stream) == CHUNKS[0]
         await stream.aclose()
 

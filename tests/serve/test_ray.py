@@ -5,10 +5,10 @@ import json
 import re
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import openai
@@ -119,45 +119,74 @@ def test_two_hundred_clients_that_leave_free_their_places(running: Cluster) -> N
     assert running.ask()[0] == 200
 
 
-@pytest.mark.slow
-def test_a_replica_killed_under_load_loses_no_whole_answer_and_ends_no_stream_without_a_word(running: Cluster) -> None:
-    killed = threading.Event()
+@dataclass
+class Streamed:
+    """One stream, as its caller read it."""
 
-    async def whole(client: AsyncOpenAI, number: int) -> str:
+    text: str = ""
+    tokens: int = 0
+    error: str | None = None
+    longest_pause_s: float = 0.0
+
+
+async def read_stream(client: AsyncOpenAI, number: int, begun: set[int]) -> Streamed:
+    """Read a stream with draws of its own, of 1,500 tokens."""
+    found = Streamed()
+    stream = await client.completions.create(
+        model="bundled", prompt=f"{number} s", max_tokens=1500, stream=True, temperature=1, seed=number,
+        stream_options={"include_usage": True}, extra_body=LONG,
+    )  # fmt: skip
+    last_s = time.monotonic()
+    try:
+        async for chunk in stream:
+            now_s = time.monotonic()
+            found.longest_pause_s = max(found.longest_pause_s, now_s - last_s)
+            last_s = now_s
+            found.text += "".join(choice.text for choice in chunk.choices)
+            found.tokens = chunk.usage.completion_tokens if chunk.usage else found.tokens
+            begun.add(number)
+    except openai.APIError as error:
+        found.error = error.code
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [ENGINE, WORKER], ids=["replica", "engine"])
+def test_a_process_killed_under_load_cuts_no_answer_and_no_stream(running: Cluster, killed: str) -> None:
+    begun = set[int]()
+
+    async def whole(client: AsyncOpenAI, number: int) -> int:
         answer = await client.completions.create(
             model="bundled", prompt=f"{number} w", max_tokens=200, extra_body=LONG | {"seed": number}
         )
-        return "whole" if answer.usage and answer.usage.completion_tokens == 200 else "short"
+        return answer.usage.completion_tokens if answer.usage else 0
 
-    async def streamed(client: AsyncOpenAI, number: int) -> str:
-        stream = await client.completions.create(
-            model="bundled", prompt=f"{number} s", max_tokens=400, stream=True, extra_body=LONG
-        )
-        reason = None
-        try:
-            async for chunk in stream:
-                reason = chunk.choices[0].finish_reason or reason
-                if not killed.is_set():
-                    killed.set()
-        except openai.APIError as error:
-            assert error.code == "replica_lost"
-            return "told"
-        return "whole" if reason == "length" else "cut"
+    async def streams(client: AsyncOpenAI) -> list[Streamed]:
+        return await asyncio.gather(*(read_stream(client, number, begun) for number in range(8)))
 
-    async def test() -> Counter[str]:
+    async def test() -> tuple[list[Streamed], list[int], list[Streamed]]:
         async with asynchronous(running) as client:
-            asked = [asyncio.create_task(each(client, n)) for n in range(8) for each in (whole, streamed)]
-            await asyncio.to_thread(killed.wait, STEP_SECONDS)
-            dead.append(running.kill(WORKER if len(dead) else ENGINE))
-            return Counter(await asyncio.gather(*asked))
+            undisturbed = await streams(client)
+            begun.clear()
+            wholes = asyncio.gather(*(whole(client, number) for number in range(8)))
+            streaming = asyncio.create_task(streams(client))
+            while len(begun) < 8:
+                await asyncio.sleep(0.01)
+            victim.kill()
+            return await streaming, await wholes, undisturbed
 
-    dead: list[int] = []
-    for _ in range(2):  # the replica, then the engine within one
-        killed.clear()
-        counted = asyncio.run(test())
-        assert set(counted) <= {"whole", "told"}
-        assert counted["whole"] >= 8
-        running.until_engines(2, besides=dead[-1])
+    victim = running.processes(killed)[0]
+    moved_before = sum(running.metric("mars:stream_migrations_total").values())
+    streamed, wholes, undisturbed = asyncio.run(test())
+    running.until_engines(2, besides=victim.pid)
+    moved = sum(running.metric("mars:stream_migrations_total").values()) - moved_before
+    pauses_s = [max(stream.longest_pause_s for stream in found) for found in (undisturbed, streamed)]
+    print(f"\n{killed}: {moved:.0f} of 8 streams moved; longest pauses {pauses_s[0]:.2f} and {pauses_s[1]:.2f} s")
+    assert wholes == [200] * 8
+    assert [stream.error for stream in streamed] == [None] * 8
+    assert [stream.tokens for stream in streamed] == [1500] * 8
+    assert [stream.text for stream in streamed] == [stream.text for stream in undisturbed]
+    assert moved > 0
     running.until_idle()
 
 

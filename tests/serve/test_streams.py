@@ -79,7 +79,7 @@ def test_a_reader_that_never_reads_holds_nobody_up(endpoint: Served) -> None:
 
 @pytest.fixture
 def mortal() -> Iterator[Served]:
-    with served(config_of()) as running:
+    with served(config_of(migration_limit=0)) as running:
         yield running
 
 

@@ -54,6 +54,8 @@ class EngineLimits:
         self._check_tokens("the prompt", prompt)
         self._check_tokens("logit_bias", tuple(sampling.logit_bias))
         self._check_tokens("stop_ids", tuple(sampling.stop_ids))
+        for index, partial in request.partial_answers.items():
+            self._check_partial_answer(request, index, partial.tokens)
         if sampling.n * sampling.max_tokens > self.max_request_tokens:
             raise RequestError(
                 f"n x max_tokens is {sampling.n} x {sampling.max_tokens} = {sampling.n * sampling.max_tokens}; a "
@@ -61,6 +63,16 @@ class EngineLimits:
             )
         if sampling.n > self.max_waiting_seqs:
             raise RequestError(f"n is {sampling.n}; at most {self.max_waiting_seqs} sequences may wait. Lower n.")
+
+    def _check_partial_answer(self, request: Request, index: int, tokens: tuple[int, ...]) -> None:
+        if not 0 <= index < request.sampling.n:
+            raise RequestError(f"a partial answer has the index {index}; n is {request.sampling.n}.")
+        self._check_tokens("a partial answer", tokens)
+        room = min(request.sampling.max_tokens, self.max_model_len - len(request.prompt))
+        if len(tokens) >= room:
+            raise RequestError(
+                f"a partial answer has {len(tokens)} tokens; the whole answer may have {room} on this engine."
+            )
 
     def _check_tokens(self, name: str, tokens: tuple[int, ...]) -> None:
         invalid = [token for token in tokens if type(token) is not int]

@@ -4,7 +4,7 @@ from collections import abc
 
 from mars_ray.engine.core.limits import EngineLimits
 from mars_ray.engine.grammar.matcher import Grammars, ModelTokens
-from mars_ray.engine.request import Acceptance, Request
+from mars_ray.engine.request import Acceptance, PartialAnswer, Request
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import ConfigError, RequestError
@@ -51,27 +51,37 @@ def new_sequences(
     limits: EngineLimits,
     grammars: Grammars | None,
 ) -> list[Sequence]:
-    """Return the n sequences of a valid request.
+    """Return the sequences of a valid request. A partial answer counts as output, as after a preemption.
 
     Without `grammars`, the sequences have no matcher. Raises `GrammarError` for an unusable grammar.
     """
     sampling = request.sampling
     max_tokens = min(sampling.max_tokens, limits.max_model_len - len(request.prompt))
     stop_ids = sampling.stop_ids | (frozenset() if sampling.ignore_eos else model.stop_ids)
+    scored = sampling.prompt_logprobs is not None
     sequences = []
-    for index in range(sampling.n):
+    for index in request.indices:
+        partial = request.partial_answers.get(index, PartialAnswer())
         matcher = grammars.matcher(sampling.grammar, stop_ids) if grammars and sampling.grammar else None
+        if matcher is not None:
+            matcher.seek(list(partial.tokens))
+            matcher.settle()
+        detokenizer = IncrementalDetokenizer(model.tokenizer, sampling.stop, sampling.skip_special_tokens)
+        for count, token in enumerate(partial.tokens, start=1):
+            detokenizer.push(token, may_stop=count > sampling.min_tokens)
         sequence = Sequence(
             request=request,
             index=index,
             seed=(seed + index) % 2**64,
             max_tokens=max_tokens,
             stop_ids=stop_ids,
-            detokenizer=IncrementalDetokenizer(model.tokenizer, sampling.stop, sampling.skip_special_tokens),
-            tokens=list(request.prompt),
+            detokenizer=detokenizer,
+            tokens=[*request.prompt, *partial.tokens],
             matcher=matcher,
-            prompt_logprobs=[] if index == 0 and sampling.prompt_logprobs is not None else None,
-            draft_tokens=matcher.take_forced(max_tokens) if matcher else [],  # fed together with the prompt
+            prompt_logprobs=[] if scored and index == 0 and not partial.tokens else None,
+            # Forced tokens are fed together with the prompt.
+            draft_tokens=matcher.take_forced(max_tokens - len(partial.tokens)) if matcher else [],
+            forwards=partial.forwards,
         )
         sequences.append(sequence)
     return sequences

@@ -295,7 +295,7 @@ class _Stream:
     """Buffered chunks of one request."""
 
     def __init__(self, request: Request, buffered_tokens: int) -> None:
-        self._left = request.sampling.n
+        self._left = len(request.indices)
         self._limit = buffered_tokens
         self._buffered = 0
         self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()

@@ -79,7 +79,7 @@ def _obey(
                 engine.add(request)
                 if not stream:
                     collector.collect(request.id)
-                alive[request.id] = request.sampling.n
+                alive[request.id] = len(request.indices)
             except MarsRayError as error:
                 orders.send(Refused(request.id, error))
         case Cancel(request_id):

@@ -60,6 +60,12 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def num_partial_tokens(self) -> int:
+        """Number of generated tokens that come from an engine that died."""
+        partial = self.request.partial_answers.get(self.index)
+        return len(partial.tokens) if partial else 0
+
+    @property
     def num_pending_tokens(self) -> int:
         """Number of tokens that the network has not seen yet; at least one until the sequence ends."""
         return len(self.tokens) - self.num_computed_tokens

@@ -44,23 +44,27 @@ class WaitingQueue:
         return len(self._queues[name])
 
     def add(self, sequences: abc.Sequence[Sequence]) -> None:
-        """Queue the sequences of a request.
+        """Queue the sequences of a request. Answers that another engine began go first and are never refused.
 
         Raises `QueueFullError` if not all of them fit now, and `RequestError` if they never fit.
         """
         name = sequences[0].service_class
         queue = self._queues[name]
         places = self._places[name]
+        begun = bool(sequences[0].request.partial_answers)
         if len(sequences) > places:
             raise RequestError(f"n is {len(sequences)}; at most {places} sequences of class {name} may wait.")
-        if len(queue) + len(sequences) > places:
+        if len(queue) + len(sequences) > places and not begun:
             raise QueueFullError(
                 f"class {name} has {len(queue)} waiting sequences, of at most {places}; {len(sequences)} more do not "
                 "fit. Try again later."
             )
         if not queue:
             self._served[name] = max(self._served[name], self._level)
-        queue.extend(sequences)
+        if begun:
+            queue.extendleft(reversed(sequences))
+        else:
+            queue.extend(sequences)
 
     def put_back(self, sequence: Sequence) -> None:
         """Put a preempted sequence at the head of the queue of its class."""

@@ -74,7 +74,7 @@ class EngineStats:
     def arrived(self, request: Request) -> None:
         """Count a request, whether it is queued or refused because the queue is full."""
         counts = self._counts[request.service_class]
-        counts.arrived += request.sampling.n
+        counts.arrived += len(request.indices)
         counts.prompt_tokens += len(request.prompt)  # the n sequences of a request share one prompt in the cache
 
     def ended(self, sequence: Sequence) -> None:
@@ -83,9 +83,10 @@ class EngineStats:
             counts = self._counts[sequence.service_class]
             counts.ended += 1
             counts.tokens += sequence.num_output_tokens
-            if sequence.first_token_s is not None and sequence.num_output_tokens > 1:
+            tokens_here = sequence.num_output_tokens - sequence.num_partial_tokens
+            if sequence.first_token_s is not None and tokens_here > 1:
                 now_s = self._clock()
-                self._tpot_s.add(now_s, (now_s - sequence.first_token_s) / (sequence.num_output_tokens - 1))
+                self._tpot_s.add(now_s, (now_s - sequence.first_token_s) / (tokens_here - 1))
 
     def gained(self, sequence: Sequence) -> None:
         """Record the time to the first token, if these are the first tokens that the sequence gained."""

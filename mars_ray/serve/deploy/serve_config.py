@@ -86,6 +86,9 @@ class ServeConfig(_Settings):
     controller: str | None = None
     """Name of the controller that sets the thresholds. Deployments with the same controller and the same settings are
     controlled together. None means the controller of the Serve application."""
+    migration_limit: int = Field(2, ge=0)
+    """Maximum number of times that a begun stream moves to another replica because its replica died. At 0, the stream
+    ends with an error."""
     control: ControlSettings = ControlSettings()
     """Settings for adapting thresholds to the load."""
     engine: EngineConfig = EngineConfig()

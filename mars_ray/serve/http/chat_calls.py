@@ -28,7 +28,7 @@ from mars_ray.openai_api.translate import check_limits, engine_requests
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.endpoint import Endpoint, count_chunk
-from mars_ray.serve.http.failover import collect_with_retry, stream_with_retry
+from mars_ray.serve.http.failover import collect_with_retry
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -51,7 +51,7 @@ class ChatCalls:
     async def stream(self, messages: Messages, fields: Mapping[str, Any]) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer as they arrive, then the usage; closing the generator cancels the request."""
         call = await self._prepared(messages, fields)
-        async with aclosing(stream_with_retry(partial(self._endpoint.client.stream, call.request))) as chunks:
+        async with aclosing(self._endpoint.stream(call.request, call.usage)) as chunks:
             async for chunk in chunks:
                 count_chunk(chunk, call.usage)
                 for event in call.builder.chunks(delta_of(chunk, chunk.index)):

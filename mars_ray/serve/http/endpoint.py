@@ -55,7 +55,7 @@ from mars_ray.openai_api.translate import (
     tools_of,
 )
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.http.failover import collect_with_retry, stream_with_retry
+from mars_ray.serve.http.failover import collect_with_retry, stream_with_migration
 from mars_ray.serve.http.streams import (
     DONE,
     EventStreamResponse,
@@ -117,6 +117,7 @@ class Endpoint:
         default_mode: Mode,
         default_sampling: Mapping[str, Any],
         log_prompts: bool,
+        migration_limit: int,
         batch_class: str | None = None,
     ) -> None:
         self.client = client
@@ -125,9 +126,14 @@ class Endpoint:
         self.default_mode = default_mode
         self.default_sampling = default_sampling
         self._log_prompts = log_prompts
+        self._migration_limit = migration_limit
         self._batch_class = batch_class
         self._model: ModelInfo | None = None
         self._longest_token_bytes = 0
+
+    def stream(self, request: EngineRequest, usage: ResponseUsage) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of a request, from several engines in turn if engines die."""
+        return stream_with_migration(self.client.stream, request, self._migration_limit, usage)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -284,10 +290,7 @@ class Endpoint:
     async def _stream(self, generation: _Generation) -> Response:
         running = generation.running()
         arriving = merge_streams(
-            [
-                limited_stream(running, stream_with_retry(partial(self.client.stream, request)))
-                for request in generation.requests
-            ]
+            [limited_stream(running, self.stream(request, generation.usage)) for request in generation.requests]
         )
         # Send the status only with the first chunk: until then, an error can still have its own status.
         try:

@@ -2,18 +2,22 @@
 
 In:    a function that sends a request to some replica.
 Out:   the result or the chunks of that request.
-Never: sends a request again after a part of the answer has been sent: a sampled answer would change in the middle.
+Never: yields a token twice: a begun stream continues after the tokens that were already sent.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar
 
 from mars_ray.engine.chunk import Chunk
-from mars_ray.errors import ReplicaLostError
+from mars_ray.engine.request import PartialAnswer, Request
+from mars_ray.errors import ReplicaLostError, RequestError
+from mars_ray.openai_api.usage import ResponseUsage
 
 ATTEMPTS = 3
-"""Maximum number of attempts. It is small because the request itself may be what kills the replicas."""
+"""Maximum number of attempts until the answer begins. It is small because the request itself may be what kills the
+replicas."""
 
 T = TypeVar("T")
 
@@ -29,19 +33,69 @@ async def collect_with_retry(send: Callable[[], Awaitable[T]], attempts: int = A
     return await send()
 
 
-async def stream_with_retry(
-    send: Callable[[], AsyncGenerator[Chunk, None]], attempts: int = ATTEMPTS
+async def stream_with_migration(
+    stream: Callable[[Request], AsyncGenerator[Chunk, None]],
+    request: Request,
+    migration_limit: int,
+    usage: ResponseUsage,
 ) -> AsyncGenerator[Chunk, None]:
-    """Call `send` and yield its chunks; call it again if a replica dies before the first chunk. Raises
-    `ReplicaLostError` if a replica dies later or in the last attempt."""
-    for attempt in range(attempts):
-        begun = False
-        async with aclosing(send()) as chunks:
-            try:
+    """Yield the chunks of a request. If its replica dies, another one continues; `usage` counts these migrations.
+
+    Raises `ReplicaLostError` after `migration_limit` replicas, or `ATTEMPTS` before the first chunk, and if no replica
+    can continue the answer.
+    """
+    unfinished = _UnfinishedAnswers(request)
+    lost = 0
+    while unfinished.answers:
+        try:
+            async with aclosing(stream(unfinished.request(lost))) as chunks:
                 async for chunk in chunks:
-                    begun = True
+                    unfinished.add(chunk)
                     yield chunk
-                return
-            except ReplicaLostError:
-                if begun or attempt + 1 == attempts:
-                    raise
+            return
+        except ReplicaLostError:
+            lost += 1
+            if lost > (migration_limit if unfinished.begun else ATTEMPTS - 1):
+                raise
+            usage.migrations += unfinished.begun
+        except RequestError as error:
+            if not (lost and unfinished.begun):
+                raise
+            raise ReplicaLostError(
+                f"the replica that processed the request died, and another one cannot continue: {error} "
+                "Send the request again."
+            ) from error
+
+
+class _UnfinishedAnswers:
+    """The answers of one request that have not ended, with the tokens that were already sent."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.answers: dict[int, tuple[list[int], int]] = {index: ([], 0) for index in request.indices}
+        """Tokens and number of forwards of each answer, by index."""
+        self.begun = False
+        """Whether a chunk has been sent."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk, which holds the tokens of one forward."""
+        self.begun = True
+        if chunk.finished:
+            del self.answers[chunk.index]
+        elif chunk.tokens:
+            tokens, forwards = self.answers[chunk.index]
+            tokens += chunk.tokens
+            self.answers[chunk.index] = tokens, forwards + 1
+
+    def request(self, attempt: int) -> Request:
+        """Return the request for the rest of the answers, for attempt 0 the whole request."""
+        if not attempt:
+            return self._request
+        # The id is new, because an engine that counts as lost may still cancel the previous attempt.
+        name = f"{self._request.id}-{attempt}"
+        if not self.begun:
+            return replace(self._request, id=name)
+        partial_answers = {
+            index: PartialAnswer(tuple(tokens), forwards) for index, (tokens, forwards) in self.answers.items()
+        }
+        return replace(self._request, id=name, partial_answers=partial_answers)

@@ -36,6 +36,7 @@ def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> En
         default_mode=Mode(config.mode),
         default_sampling=generation_defaults(folder),
         log_prompts=config.log_prompts,
+        migration_limit=config.migration_limit,
         batch_class=BATCH_CLASS if BATCH_CLASS in [service_class.name for service_class in config.classes] else None,
     )
 

@@ -45,6 +45,13 @@ class GatewayMetrics:
             buckets=SECONDS,
             registry=self._registry,
         )
+        migrations = Counter(
+            "mars:stream_migrations",
+            "Moves of begun streams to another engine, because theirs was lost.",
+            names,
+            registry=self._registry,
+        )
+        self._migrations = migrations.labels(**self._labels)
         in_flight = Gauge(
             "mars:http_requests_in_flight", "Requests of known callers in flight.", names, registry=self._registry
         )
@@ -70,6 +77,8 @@ class GatewayMetrics:
         self._seconds.labels(**self._labels, route=route).observe(exchange.seconds)
         if exchange.code:
             self._refused.labels(**self._labels, code=exchange.code).inc()
+        if exchange.usage:
+            self._migrations.inc(exchange.usage.migrations)
 
     def text(self, in_flight: int, status: ClusterStatus | None) -> str:
         """Return all metrics as Prometheus text. Prices that `status` lacks have no sample."""

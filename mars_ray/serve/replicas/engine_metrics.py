@@ -131,6 +131,7 @@ class RequestObserver:
         now_s = metrics.clock()
         if count := len(chunk.tokens):
             metrics.generation_tokens.inc(count)
+            metrics.forwards.inc()
             metrics.accepted.observe(count)
             metrics.block.observe(chunk.masks + 1)
             last_s = self._last_s.get(chunk.index)
@@ -142,7 +143,6 @@ class RequestObserver:
             self._last_s[chunk.index] = now_s
         if finished := chunk.finished:
             metrics.ended(finished.reason)
-            metrics.forwards.inc(finished.forwards)
             metrics.queued.observe(finished.queued_s)
             metrics.whole.observe(now_s - self._arrived_s)
             if chunk.index == 0:

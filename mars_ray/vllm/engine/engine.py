@@ -166,7 +166,8 @@ class VllmEngine:
         """Add the tokens of a step to their sequence."""
         sequence = self._running[output.key]
         rule = sequence.request.decode.acceptance(self._thresholds.by_class[sequence.service_class])
-        sequence.num_cached_tokens = max(sequence.num_cached_tokens, output.cached_tokens)
+        cached_tokens = min(output.cached_tokens, sequence.num_prompt_tokens)
+        sequence.num_cached_tokens = max(sequence.num_cached_tokens, cached_tokens)
         emitted = emit(sequence, list(output.tokens), ended=output.finish_reason == "stop")
         sequence.tokens += emitted.tokens
         if emitted.tokens:

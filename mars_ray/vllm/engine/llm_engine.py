@@ -58,7 +58,7 @@ class LLMEngineCore:
 
     def add(self, key: str, sequence: Sequence, params: SamplingParams) -> None:
         """Start a sequence. Only requests of one tenant share cached prefixes."""
-        prompt = tokens_input(list(sequence.request.prompt), cache_salt=sequence.tenant or None)
+        prompt = tokens_input(list(sequence.tokens), cache_salt=sequence.tenant or None)
         self._engine.add_request(key, prompt, params)
 
     def abort(self, key: str) -> None:

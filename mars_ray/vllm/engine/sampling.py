@@ -5,7 +5,7 @@ from typing import Any
 
 from mars_ray.engine.grammar.library import LAYOUT
 from mars_ray.engine.grammar.spec import GrammarSpec
-from mars_ray.engine.request import Request
+from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric
@@ -27,14 +27,25 @@ def check_request(request: Request) -> None:
             f"prompt_logprobs is {request.sampling.prompt_logprobs}; the engine vllm scores no prompts. Use the engine "
             "mars."
         )
+    if request.partial_answers:
+        _check_resumable(request.sampling)
+
+
+def _check_resumable(sampling: SamplingParams) -> None:
+    """Raise `RequestError` for a partial answer that would go on differently, because vLLM reads it as a prompt."""
+    if sampling.grammar is not None:
+        raise RequestError("the engine vllm continues no answer with a grammar.")
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        raise RequestError("the engine vllm continues no answer with a presence_penalty or a frequency_penalty.")
 
 
 def sampling_arguments(sequence: Sequence) -> dict[str, Any]:
     """Return the arguments for one sequence. Text and stop strings are handled by our detokenizer."""
     sampling = sequence.request.sampling
+    partial = sequence.num_partial_tokens  # vLLM reads them as a part of the prompt
     return {
-        "max_tokens": sequence.max_tokens,
-        "min_tokens": min(sampling.min_tokens, sequence.max_tokens),
+        "max_tokens": sequence.max_tokens - partial,
+        "min_tokens": max(0, min(sampling.min_tokens, sequence.max_tokens) - partial),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
