@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest
 from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.routes import messages_routes, openai_routes
-from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH
+from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH, RESPONSES
 
 BYTES = 2**20
 RIGHT = ('{"role":"user","content":""}', '{"type":"text","text":""}')
@@ -96,6 +96,12 @@ def large_valid_bodies() -> Iterator[tuple[str, str, str, str]]:
             ("messages", [{"role": "user", "content": [{"type": "text", "text": ""}] * 30}] * 1000),
             ("messages", [{"role": "user", "content": [{"type": "text", "text": ""}, USED] * 2000}]),
             ("system", [{"type": "text", "text": word * 40}] * 4096),
+        ],
+        RESPONSES: [
+            ("input", word * (BYTES // 6)),
+            ("input", [{"role": "user", "content": word * 180}] * 1024),
+            ("input", [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 30}] * 1000),
+            ("metadata", {f"{number:06}": "x" for number in range(BYTES // 16)}),
         ],
         "/detokenize": [("tokens", list(ids) * (BYTES // 90 // 5)), ("tokens", list(ids) * 5)],
     }

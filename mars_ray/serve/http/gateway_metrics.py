@@ -23,6 +23,7 @@ ROUTES = frozenset(
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/models",
+        "/v1/responses",
         "/tokenize",
         "/detokenize",
         "/metrics",

@@ -26,6 +26,7 @@ from mars_ray.anthropic_api.protocol import CountTokensRequest, MessagesRequest,
 from mars_ray.anthropic_api.responses import MessageResponse
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
@@ -36,6 +37,10 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from mars_ray.openai_api.response_events import ResponseObject, ResponseObjectBuilder
+from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.responses_protocol import ResponsesRequest
+from mars_ray.openai_api.responses_translate import chat_request_of
 from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.control_routes import ControlClient, control_routes
 from mars_ray.serve.http.endpoint import Endpoint
@@ -137,6 +142,13 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await endpoint.complete(body, request)
 
+    @routes.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        def builder(metadata: ResponseMetadata, plan: AnswerPlan, _prompt_tokens: int) -> ResponseObjectBuilder:
+            return ResponseObjectBuilder(ChatResponseBuilder(metadata, plan), metadata, body)
+
+        return await endpoint.converse(chat_request_of(body), request, "resp", builder)
+
     @routes.get("/v1/models")
     async def models() -> ModelList:
         model = await endpoint.model_info()
@@ -222,8 +234,8 @@ def _model(model: ModelInfo) -> Model:
 
 
 NOT_SERVED = (
-    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/messages, /v1/models, "
-    "/tokenize and /detokenize; /openapi.json describes them."
+    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/responses, "
+    "/v1/messages, /v1/models, /tokenize and /detokenize; /openapi.json describes them."
 )
 """Message of a 404. It lists the served paths because clients may try OpenAI's other APIs."""
 
