@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from openai import BaseModel
 from openai.types.chat.chat_completion import ChatCompletion, Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk, ChoiceDelta
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
@@ -19,6 +18,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai.types.completion import Completion
 from openai.types.completion_choice import CompletionChoice, Logprobs
 from openai.types.completion_usage import CompletionUsage
+from pydantic import BaseModel
 
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_parts import ChoiceParts
@@ -55,8 +55,8 @@ class ResponseBuilder(Protocol):
     def chunks(self, delta: OutputDelta) -> Iterator[BaseModel]:
         """Yield the stream chunks that carry a delta."""
 
-    def usage_chunk(self, usage: CompletionUsage) -> BaseModel:
-        """Return the last chunk of a stream, which carries the usage and no choice."""
+    def last_chunks(self, usage: CompletionUsage) -> Iterator[BaseModel]:
+        """Yield the end of a stream that carries the usage."""
 
 
 class ChatResponseBuilder:
@@ -124,9 +124,9 @@ class ChatResponseBuilder:
             reason = choice.finish_reason(delta.finish_reason)
             yield self._chunk(ChunkChoice(index=delta.choice, delta=ChoiceDelta(), finish_reason=reason))
 
-    def usage_chunk(self, usage: CompletionUsage) -> ChatCompletionChunk:
-        """Return the last chunk, which carries the usage and no choice."""
-        return self._chunk().model_copy(update={"usage": usage})
+    def last_chunks(self, usage: CompletionUsage) -> Iterator[ChatCompletionChunk]:
+        """Yield the last chunk, which carries the usage and no choice."""
+        yield self._chunk().model_copy(update={"usage": usage})
 
     def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
         metadata = self._metadata
@@ -195,9 +195,9 @@ class CompletionResponseBuilder:
             # OpenAI's type requires a finish reason in every chunk, but its server sends null until the last one.
             yield self._completion([choice])
 
-    def usage_chunk(self, usage: CompletionUsage) -> Completion:
-        """Return the last chunk, which carries the usage and no choice."""
-        return self._completion([], usage)
+    def last_chunks(self, usage: CompletionUsage) -> Iterator[Completion]:
+        """Yield the last chunk, which carries the usage and no choice."""
+        yield self._completion([], usage)
 
     def _choice(self, delta: OutputDelta, reason: ChoiceFinishReason | None) -> CompletionChoice:
         entries = self._logprobs.take(delta)

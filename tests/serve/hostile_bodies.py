@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest
 from mars_ray.serve.http.control_routes import control_routes
-from mars_ray.serve.http.routes import openai_routes
-from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST
+from mars_ray.serve.http.routes import messages_routes, openai_routes
+from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH, RESPONSES
 
 BYTES = 2**20
 RIGHT = ('{"role":"user","content":""}', '{"type":"text","text":""}')
@@ -22,6 +22,8 @@ FIELDS = [f'"{number:06}":""' for number in range(BYTES // 11)]
 LAST = {"1": '"a"', "[[1]]": '"a"'} | dict.fromkeys(RIGHT, "1")
 """For lists whose items are right but for the last: what that may be."""
 
+USED = {"type": "tool_result", "tool_use_id": "a", "content": "b"}
+
 Put = Callable[[str], str]
 """Makes a body of what is put into one of its places."""
 
@@ -30,7 +32,7 @@ Put = Callable[[str], str]
 def models() -> dict[tuple[str, str], type[BaseModel]]:
     """The model of the body of each route that takes one, by method and path."""
     nobody = cast(Any, None)  # routes are looked at and never called
-    routes = [*openai_routes(nobody).routes, *control_routes(nobody).routes]
+    routes = [*openai_routes(nobody).routes, *messages_routes(nobody).routes, *control_routes(nobody).routes]
     taking = [each for each in routes if isinstance(each, APIRoute) and each.body_field is not None]
     return {(min(route.methods or ()), route.path): route.body_field.field_info.annotation for route in taking}  # type: ignore[union-attr,misc]
 
@@ -88,6 +90,18 @@ def large_valid_bodies() -> Iterator[tuple[str, str, str, str]]:
             ("prompt", word * 10_000),
             ("messages", [{"role": "user", "content": word * 180}] * 1024),
             ("messages", [{"role": "user", "content": word}] * 500),
+        ],
+        MESSAGES_PATH: [
+            ("messages", [{"role": "user", "content": word * 180}] * 1024),
+            ("messages", [{"role": "user", "content": [{"type": "text", "text": ""}] * 30}] * 1000),
+            ("messages", [{"role": "user", "content": [{"type": "text", "text": ""}, USED] * 2000}]),
+            ("system", [{"type": "text", "text": word * 40}] * 4096),
+        ],
+        RESPONSES: [
+            ("input", word * (BYTES // 6)),
+            ("input", [{"role": "user", "content": word * 180}] * 1024),
+            ("input", [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 30}] * 1000),
+            ("metadata", {f"{number:06}": "x" for number in range(BYTES // 16)}),
         ],
         "/detokenize": [("tokens", list(ids) * (BYTES // 90 // 5)), ("tokens", list(ids) * 5)],
     }

@@ -165,7 +165,8 @@ def test_a_chat_answer_looks_as_openai_writes_it() -> None:
 
 @pytest.mark.parametrize("builder", [ChatResponseBuilder(METADATA), CompletionResponseBuilder(METADATA)])
 def test_usage_comes_with_no_choice(builder: ResponseBuilder) -> None:
-    closing = json.loads(builder.usage_chunk(USAGE).model_dump_json(exclude_unset=True))
+    [last] = builder.last_chunks(USAGE)
+    closing = json.loads(last.model_dump_json(exclude_unset=True))
     assert closing["choices"] == []
     assert closing["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 

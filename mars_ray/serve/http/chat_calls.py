@@ -27,8 +27,9 @@ from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits, engine_requests
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
-from mars_ray.serve.http.endpoint import Endpoint, count_chunk
+from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.failover import collect_with_retry
+from mars_ray.serve.http.generation import count_chunk
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -56,7 +57,8 @@ class ChatCalls:
                 count_chunk(chunk, call.usage)
                 for event in call.builder.chunks(delta_of(chunk, chunk.index)):
                     yield event
-        yield call.builder.usage_chunk(call.usage.usage())
+        for event in call.builder.last_chunks(call.usage.usage()):
+            yield event
 
     async def collect(self, messages: Messages, fields: Mapping[str, Any]) -> ChatCompletion:
         """Return the answer once it is complete; cancelling the task cancels the request."""

@@ -6,10 +6,8 @@ Never: starts work for a client that has disconnected, or sends a status that a 
 """
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -19,14 +17,13 @@ from starlette.responses import Response
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.request import Request as EngineRequest
-from mars_ray.errors import GrammarError, MarsRayError, UnavailableError
+from mars_ray.errors import GrammarError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
-from mars_ray.openai_api.api_error import ApiError, api_error
+from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.chat_messages import Message
 from mars_ray.openai_api.conversation import conversation, template_text
-from mars_ray.openai_api.deltas import answers_of, delta_of, split_by_token
+from mars_ray.openai_api.deltas import answers_of
 from mars_ray.openai_api.infill import infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.prompt_scores import shown_prompt, shown_prompts
@@ -56,8 +53,8 @@ from mars_ray.openai_api.translate import (
 )
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.failover import collect_with_retry, stream_with_migration
+from mars_ray.serve.http.generation import Generation, answer_events, count_chunk
 from mars_ray.serve.http.streams import (
-    DONE,
     EventStreamResponse,
     gather_or_cancel,
     limited_call,
@@ -69,40 +66,8 @@ from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProce
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_client import EngineClient
 
-MAX_RUNNING_CHOICES = 32
-"""Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue."""
-
-NumberedChunk = tuple[int, Chunk]
-"""Index of a prompt in its request, and a chunk of the answer to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Generation:
-    """One checked request on its way to a response."""
-
-    body: GenerateRequest
-    requests: list[EngineRequest]
-    """One engine request per prompt."""
-    http: Request
-    builder: ResponseBuilder
-    usage: ResponseUsage
-    rehearsal: str | None
-    """Machine whose step times the engine takes; None if steps take the time of this machine."""
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers of the response, which go out with the first chunk of a stream."""
-        headers = {"x-mars-threshold": self.usage.threshold_range}
-        if self.rehearsal:
-            headers["x-mars-rehearsal"] = ascii(modelled_step_time(self.rehearsal))[1:-1]
-        return headers
-
-    def running(self) -> asyncio.Semaphore:
-        """Return a semaphore that limits how many prompts of this request run at a time."""
-        return asyncio.Semaphore(max(1, MAX_RUNNING_CHOICES // self.body.candidates))
-
-    def choice(self, prompt: int, chunk: Chunk) -> int:
-        """Return the index of the choice that a chunk belongs to."""
-        return prompt * self.body.n + chunk.index
+MakeBuilder = Callable[[ResponseMetadata, AnswerPlan, Sequence[int]], ResponseBuilder]
+"""Makes the builder of a response; the last argument is the prompt as tokens."""
 
 
 class Endpoint:
@@ -170,13 +135,23 @@ class Endpoint:
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
         """Answer a conversation."""
+
+        def builder(metadata: ResponseMetadata, plan: AnswerPlan, prompt: Sequence[int]) -> ResponseBuilder:
+            return ChatResponseBuilder(metadata, plan, shown_prompt(body, prompt))
+
+        return await self.converse(body, http, "chatcmpl", builder)
+
+    async def converse(
+        self, body: ChatCompletionRequest, http: Request, prefix: str, make_builder: MakeBuilder
+    ) -> Response:
+        """Answer a conversation with the objects of a builder; the id of the response begins with `prefix`."""
         model = await self.check_model(body.model)
         check_limits(body, self.limits)
         exchange = Exchange.of(http.scope)
         if self._log_prompts:
             exchange.prompt = [message.model_dump(exclude_unset=True) for message in body.messages]
         prompt, plan = await self.chat_prompt(body, model, exchange.key or "")
-        builder = ChatResponseBuilder(_metadata(model, "chatcmpl", http), plan, shown_prompt(body, prompt))
+        builder = make_builder(_metadata(model, prefix, http), plan, prompt)
         try:
             return await self._generate(body, model, [prompt], http, builder, plan)
         except GrammarError as error:
@@ -263,10 +238,10 @@ class Endpoint:
             plan=plan,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
-        generation = _Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal)
+        generation = Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal)
         return await (self._stream(generation) if body.stream else self._full(generation))
 
-    async def _full(self, generation: _Generation) -> Response:
+    async def _full(self, generation: Generation) -> Response:
         running = generation.running()
         usage = generation.usage
         collecting = gather_or_cancel(
@@ -287,7 +262,7 @@ class Endpoint:
             headers=generation.headers(),
         )
 
-    async def _stream(self, generation: _Generation) -> Response:
+    async def _stream(self, generation: Generation) -> Response:
         running = generation.running()
         arriving = merge_streams(
             [limited_stream(running, self.stream(request, generation.usage)) for request in generation.requests]
@@ -299,48 +274,7 @@ class Endpoint:
         except BaseException:
             await arriving.aclose()
             raise
-        return EventStreamResponse(_events(generation, first, arriving), generation.headers())
-
-
-async def _events(
-    generation: _Generation, first: NumberedChunk, arriving: AsyncGenerator[NumberedChunk, None]
-) -> AsyncGenerator[str, None]:
-    """Yield the events of a stream. An error after the first chunk becomes an event."""
-    options = generation.body.stream_options
-    builder = generation.builder
-    usage = generation.usage
-    usage_in_all = options.include_usage and options.continuous_usage_stats
-    async with aclosing(arriving):
-        try:
-            arrived: NumberedChunk | None = first
-            while arrived:
-                prompt, chunk = arrived
-                delta = delta_of(chunk, generation.choice(prompt, chunk))
-                for part in split_by_token(delta) if options.single_tokens else (delta,):
-                    for event in builder.chunks(part):
-                        if usage_in_all:
-                            event = event.model_copy(update={"usage": usage.usage()})
-                        yield event.model_dump_json(exclude_unset=True)
-                arrived = await anext(arriving, None)
-                if arrived:
-                    count_chunk(arrived[1], usage)
-            if options.include_usage:
-                yield builder.usage_chunk(usage.usage()).model_dump_json(exclude_unset=True)
-            yield DONE
-        except MarsRayError as error:
-            exchange = Exchange.of(generation.http.scope)
-            refusal = api_error(error, request_id=exchange.request_id)
-            exchange.code = refusal.code  # for the log, because the status that was sent is 200
-            yield json.dumps(refusal.body())
-
-
-def count_chunk(chunk: Chunk, usage: ResponseUsage) -> None:
-    """Add a chunk to the usage. Raises the error of a sequence that failed or was cancelled."""
-    usage.add(chunk)
-    if chunk.finished and chunk.finished.error:
-        raise chunk.finished.error
-    if chunk.finished and chunk.finished.reason == "cancelled":
-        raise UnavailableError("the request was cancelled by the server. Try again.")
+        return EventStreamResponse(answer_events(generation, first, arriving), generation.headers())
 
 
 def _metadata(model: ModelInfo, prefix: str, http: Request) -> ResponseMetadata:

@@ -17,7 +17,18 @@ from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_metrics import SECONDS
 
 ROUTES = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/openapi.json")
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/models",
+        "/v1/responses",
+        "/tokenize",
+        "/detokenize",
+        "/metrics",
+        "/openapi.json",
+    )
 )
 OTHER = "other"
 

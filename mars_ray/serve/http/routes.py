@@ -5,7 +5,7 @@ Out:   an ASGI app that speaks OpenAI's API. It must be wrapped in `AccessMiddle
 Never: imports Ray.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -21,8 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from mars_ray.anthropic_api.error_body import MessagesErrorResponse, error_body
+from mars_ray.anthropic_api.protocol import CountTokensRequest, MessagesRequest, TokenCount
+from mars_ray.anthropic_api.responses import MessageResponse
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
@@ -33,9 +37,14 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from mars_ray.openai_api.response_events import ResponseObject, ResponseObjectBuilder
+from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.responses_protocol import ResponsesRequest
+from mars_ray.openai_api.responses_translate import chat_request_of
 from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.control_routes import ControlClient, control_routes
 from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.messages import answer_messages, count_tokens
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path
@@ -73,6 +82,7 @@ class VersionResponse(BaseModel):
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 431, 500, 503)
 }
+MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorResponse} for status in ERRORS}
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -111,6 +121,7 @@ def make_app(
     )
     add_error_handlers(app, retry_after_s)
     app.include_router(openai_routes(endpoint))
+    app.include_router(messages_routes(endpoint))
     app.include_router(health_routes(endpoint, metrics))
     app.include_router(control_routes(control))
     if web:
@@ -130,6 +141,13 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
     @routes.post("/v1/completions", response_model=Completion, responses=STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await endpoint.complete(body, request)
+
+    @routes.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        def builder(metadata: ResponseMetadata, plan: AnswerPlan, _prompt: Sequence[int]) -> ResponseObjectBuilder:
+            return ResponseObjectBuilder(ChatResponseBuilder(metadata, plan), metadata, body)
+
+        return await endpoint.converse(chat_request_of(body), request, "resp", builder)
 
     @routes.get("/v1/models")
     async def models() -> ModelList:
@@ -151,6 +169,21 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
         return await endpoint.detokenize(body, Exchange.of(request.scope).key or "")
+
+    return routes
+
+
+def messages_routes(endpoint: Endpoint) -> APIRouter:
+    """Return the routes of Anthropic's Messages API."""
+    routes = APIRouter(route_class=JsonRoute, redirect_slashes=False, responses=MESSAGES_ERRORS)
+
+    @routes.post("/v1/messages", response_model=MessageResponse, responses=STREAM)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        return await answer_messages(endpoint, body, request)
+
+    @routes.post("/v1/messages/count_tokens")
+    async def count(body: CountTokensRequest, request: Request) -> TokenCount:
+        return await count_tokens(endpoint, body, Exchange.of(request.scope).key or "")
 
     return routes
 
@@ -205,8 +238,8 @@ def _model(model: ModelInfo) -> Model:
 
 
 NOT_SERVED = (
-    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/models, /tokenize and "
-    "/detokenize; /openapi.json describes them."
+    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/responses, "
+    "/v1/messages, /v1/models, /tokenize and /detokenize; /openapi.json describes them."
 )
 """Message of a 404. It lists the served paths because clients may try OpenAI's other APIs."""
 
@@ -245,8 +278,10 @@ def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
 
 
 def _response(request: Request, error: ApiError) -> Response:
-    Exchange.of(request.scope).code = error.code
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+    exchange = Exchange.of(request.scope)
+    exchange.code = error.code
+    body = error_body(error, exchange.path, exchange.request_id)
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 HEADERS = {"content-security-policy": POLICY, "referrer-policy": "no-referrer", "x-frame-options": "DENY"}

@@ -11,8 +11,9 @@ first error itself. A task group also must not stay open across a generator's `y
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -108,12 +109,26 @@ WRITE_SECONDS = 30.0
 DONE = "[DONE]"
 
 
+class NamedEvent(NamedTuple):
+    """An event with a name, which clients of Anthropic's API read the event's type from."""
+
+    name: str
+    data: str
+
+
+def sent_event(event: BaseModel) -> str | NamedEvent:
+    """Return an object as an event of a stream, named after its type if it has one."""
+    data = event.model_dump_json(exclude_unset=True)
+    name = getattr(event, "type", None)
+    return data if name is None else NamedEvent(name, data)
+
+
 class EventStreamResponse(Response):
     """Response that sends `events`. Closes the generator at the end, or if the client disconnects or stops reading."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None], headers: Mapping[str, str]) -> None:
+    def __init__(self, events: AsyncGenerator[str | NamedEvent, None], headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._events = events
@@ -127,7 +142,8 @@ class EventStreamResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in self._events:
-                await _write(send, f"data: {event}\n\n".encode(), more=True)
+                text = f"data: {event}" if isinstance(event, str) else f"event: {event.name}\ndata: {event.data}"
+                await _write(send, f"{text}\n\n".encode(), more=True)
             await _write(send, b"", more=False)
         finally:
             await self._events.aclose()

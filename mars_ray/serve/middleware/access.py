@@ -20,6 +20,7 @@ from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mars_ray.anthropic_api.error_body import error_body, uses_messages_api
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
@@ -149,12 +150,16 @@ class AccessMiddleware:
         if self._keys is None:
             return ANONYMOUS, self._default_class
         credentials = values(headers, b"authorization")
+        # Clients of Anthropic's API send the key alone, in a header of its own.
+        if uses_messages_api(path) and not credentials:
+            credentials = [b"Bearer " + key for key in values(headers, b"x-api-key")]
         token = _BEARER.fullmatch(credentials[0]) if len(credentials) == 1 else None
         key = self._keys.find(token[1].decode("ascii")) if token else None
         if key is None:
             raise ApiError(
                 401,
-                "Send a valid API key in one header: Authorization: Bearer <key>.",
+                "Send a valid API key in one header: Authorization: Bearer <key>"
+                f"{' or x-api-key: <key>' if uses_messages_api(path) else ''}.",
                 type="authentication_error",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
@@ -228,7 +233,8 @@ class _Response:
     async def refuse(self, error: ApiError) -> None:
         """Send an error as the response. Call `finish` afterwards."""
         self._exchange.code = error.code
-        body = json.dumps(error.body()).encode()
+        exchange = self._exchange
+        body = json.dumps(error_body(error, exchange.path, exchange.request_id)).encode()
         headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in error.headers.items()]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -33,7 +33,7 @@ def head_bytes(scope: Scope) -> int:
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Paths that need no key: the health checks of Kubernetes, and those of vLLM's and SGLang's clients."""
 
-TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize"})
+TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that use only the tokenizer."""
 
 USE_PATHS = TOKENIZER_PATHS | {"/openapi.json", "/version"}

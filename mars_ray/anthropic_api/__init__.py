@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: types and pure functions over the chat requests of `openai_api`."""

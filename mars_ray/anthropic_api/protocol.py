@@ -1,0 +1,219 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens` as pydantic models.
+
+In:    parsed JSON.
+Out:   a checked request, in which every field either takes effect or cannot change the answer.
+Never: ignores a field that would change the answer; the error that refuses such a field names it.
+
+Names and meanings are those of Anthropic's API reference, spelt as in the types of the `anthropic` package.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
+from mars_ray.openai_api.request_limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
+from mars_ray.openai_api.tools import FunctionName
+
+IGNORED = frozenset(("cache_control", "metadata", "service_tier"))
+"""Fields that are accepted without effect: they concern the caller's identity, billing or possible savings."""
+
+REFUSED = frozenset(("container", "context_management", "inference_geo", "mcp_servers", "speed"))
+"""Fields of Anthropic's API that this server does not support."""
+
+
+class _Body(RequestBody):
+    """A JSON object in which null and `cache_control` mean the same as leaving the field out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused_fields(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: item for name, item in value.items() if item is not None and name != "cache_control"}
+
+
+class TextBlock(_Body):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _joined(content: Any) -> Any:
+    """Return blocks of text joined to one text, and any other content as it is.
+
+    Joining avoids a pydantic model per block, because 40,000 models would delay all other callers.
+    """
+    if not isinstance(content, list) or not 1 <= len(content) <= PARTS_MAX:
+        return content
+    for block in content:
+        plain = isinstance(block, dict) and block.keys() <= {"type", "text", "cache_control", "citations"}
+        if not plain or block.get("type") != "text" or block.get("citations") or not isinstance(block.get("text"), str):
+            return content
+    return "".join(block["text"] for block in content)
+
+
+Text = Annotated[str | Annotated[Items[TextBlock], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)]
+
+
+class ToolUseBlock(_Body):
+    """A call of a tool by the assistant."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(_Body):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text = ""
+    is_error: bool = False
+
+
+class ThinkingBlock(_Body):
+    """The reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+    """Accepted without effect, because this server does not sign reasoning."""
+
+
+Block = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type"), tagged_by("type")
+]
+
+
+class InputMessage(_Body):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant"]
+    content: Annotated[
+        str | Annotated[Items[Block], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)
+    ]
+
+    @model_validator(mode="after")
+    def _blocks_of_the_role(self) -> "InputMessage":
+        other = ToolResultBlock if self.role == "assistant" else (ToolUseBlock, ThinkingBlock)
+        for block in self.content if isinstance(self.content, list) else ():
+            if isinstance(block, other):
+                raise ValueError(f"a message with the role {self.role} may not hold a block of type {block.type}")
+        return self
+
+
+def _few_blocks(messages: Any) -> Any:
+    """Refuse too many blocks before any of them is checked, because checking each delays all other callers."""
+    if isinstance(messages, list) and len(messages) <= MESSAGES_MAX:
+        contents = (_joined(message.get("content")) for message in messages if isinstance(message, dict))
+        count = sum(len(content) for content in contents if isinstance(content, list))
+        if count > CALLS_MAX:
+            raise ValueError(f"messages holds {count} blocks next to plain text; it may have up to {CALLS_MAX}")
+    return messages
+
+
+Messages = Annotated[Items[InputMessage], Field(min_length=1, max_length=MESSAGES_MAX), BeforeValidator(_few_blocks)]
+
+
+class Tool(_Body):
+    """A tool that the caller runs. Tools that Anthropic's servers run are refused by their type."""
+
+    type: Literal["custom"] = "custom"
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_hosted_tools(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            raise ApiError.bad_request(
+                f"a tool of type {kind[:40]!r} is not supported; give tools of type 'custom'.", "tools"
+            )
+        return value
+
+
+class ToolChoice(_Body):
+    """The caller's choice among the tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    """Name of the tool to call, with the type `tool`."""
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _name_of_a_tool(self) -> "ToolChoice":
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("tool_choice needs a name with the type 'tool', and takes none with other types")
+        return self
+
+
+class Thinking(_Body):
+    """Whether the model reasons before its answer, and the most tokens that it may reason for."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class OutputFormat(_Body):
+    """A JSON schema that the answer conforms to."""
+
+    type: Literal["json_schema"]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(_Body):
+    """Format of the answer."""
+
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(RequestBody):
+    """Body of `/v1/messages/count_tokens`: the fields that a prompt is made from."""
+
+    model: str
+    messages: Messages
+    system: Text = ""
+    tools: Annotated[Items[Tool], Field(max_length=TOOLS_MAX)] = Field([])
+    tool_choice: ToolChoice | None = None
+    """None means `auto`."""
+    thinking: Thinking | None = None
+    """None leaves the choice to the model."""
+    output_config: OutputConfig = OutputConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored_fields(cls, value: Any) -> Any:
+        """Drop nulls and ignored fields; refuse fields that are not supported."""
+        if not isinstance(value, dict):
+            return value
+        kept = {name: item for name, item in value.items() if item is not None and name not in IGNORED}
+        if refused := sorted(kept.keys() & REFUSED):
+            raise ApiError.bad_request(
+                f"{refused[0]} is not supported by this server; leave it out.", refused[0], "unsupported_parameter"
+            )
+        return kept
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of `/v1/messages`."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Items[str] = Field([])
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+
+
+class TokenCount(BaseModel):
+    """Response of `/v1/messages/count_tokens`."""
+
+    input_tokens: int

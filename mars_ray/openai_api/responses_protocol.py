@@ -1,0 +1,208 @@
+"""The body of `/v1/responses` as pydantic models.
+
+In:    parsed JSON.
+Out:   a checked request, in which every field either takes effect or cannot change the answer.
+Never: ignores a field that would change the answer; the error that refuses such a field names it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.chat_messages import TextPart
+from mars_ray.openai_api.protocol import IGNORED, JsonObjectFormat, TextFormat
+from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
+from mars_ray.openai_api.request_limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
+from mars_ray.openai_api.tools import FunctionName
+
+RESPONSES_IGNORED = (IGNORED - {"metadata"}) | {"stream_options"}
+"""Fields that are accepted without effect. The only option of a stream adds padding."""
+
+RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "prompt": (),
+    "reasoning": ({},),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+"""Unsupported fields, with the values that are accepted because they request nothing. Null is always accepted."""
+
+
+class _Item(RequestBody):
+    """An item of the input. Null, ids and states of earlier items mean the same as leaving them out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused_fields(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        unused = ("id", "status", "phase", "annotations", "logprobs")
+        return {name: item for name, item in value.items() if item is not None and name not in unused}
+
+
+def _joined(content: Any) -> Any:
+    """Return parts of text joined to one text, and any other content as it is.
+
+    Joining avoids a pydantic model per part, because 40,000 models would delay all other callers. Raises an `ApiError`
+    for parts of other kinds.
+    """
+    if not isinstance(content, list) or not 1 <= len(content) <= PARTS_MAX:
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("input_text", "output_text", "text"):
+            raise ApiError.bad_request(f"content of type {kind[:40]!r} is not supported; only text is.", "input")
+        if kind is None or not isinstance(part.get("text"), str):
+            return content
+        if part.keys() - {"type", "text", "annotations", "logprobs"}:
+            return content
+    return "".join(part["text"] for part in content)
+
+
+Text = Annotated[str | Annotated[Items[TextPart], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)]
+
+
+class MessageItem(_Item):
+    """A message of a conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+
+
+class FunctionCallItem(_Item):
+    """A call of a function by the assistant."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionOutputItem(_Item):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+
+
+class ReasoningText(_Item):
+    """A text of the reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_Item):
+    """The reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[Any], Field(max_length=0)] = Field([])
+    content: Annotated[Items[ReasoningText], Field(max_length=1)] = Field([])
+
+
+def _typed(item: Any) -> Any:
+    """Return a message that has no type with its type."""
+    return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
+
+
+Item = Annotated[
+    MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem,
+    Field(discriminator="type"),
+    tagged_by("type"),
+    BeforeValidator(_typed),
+]
+
+
+class Function(RequestBody):
+    """A function that the model may call. Tools that OpenAI's servers run are refused by their type."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_hosted_tools(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise ApiError.bad_request(
+                f"a tool of type {kind[:40]!r} is not supported; give tools of type 'function'.", "tools"
+            )
+        return value
+
+
+class NamedFunction(RequestBody):
+    """A `tool_choice` that names the function to call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class SchemaFormat(RequestBody):
+    """Format of an answer: JSON that conforms to a schema."""
+
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextOptions(RequestBody):
+    """Format of the answer."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type"), tagged_by("type")] = (
+        TextFormat(type="text")
+    )
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesRequest(RequestBody):
+    """Body of `/v1/responses`."""
+
+    model: str
+    input: str | Annotated[Items[Item], Field(min_length=1, max_length=CALLS_MAX)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """Returned with the response."""
+    parallel_tool_calls: bool = True
+    service_tier: str | None = None
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    text: TextOptions = TextOptions()
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    """None means `auto`."""
+    tools: Annotated[Items[Function], Field(max_length=TOOLS_MAX)] = Field([])
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused_fields(cls, value: Any) -> Any:
+        """Drop nulls and ignored fields; refuse fields that are not supported."""
+        if not isinstance(value, dict):
+            return value
+        kept = {name: item for name, item in value.items() if item is not None and name not in RESPONSES_IGNORED}
+        if "previous_response_id" in kept:
+            raise ApiError.bad_request(
+                "this server stores no responses; send the earlier items in input instead of previous_response_id.",
+                "previous_response_id",
+                "unsupported_parameter",
+            )
+        if kept.get("input") == []:
+            raise ApiError.bad_request("input is empty; give a text or at least one item.", "input")
+        for name in RESPONSES_NEUTRAL.keys() & kept.keys():
+            if kept.pop(name) not in RESPONSES_NEUTRAL[name]:
+                raise ApiError.bad_request(
+                    f"{name} is not supported by this server; leave it out.", name, "unsupported_parameter"
+                )
+        return kept

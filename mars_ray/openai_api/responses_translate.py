@@ -1,0 +1,120 @@
+"""Turn a request of the Responses API into a chat completion request, so that both take the same path.
+
+In:    a checked body.
+Out:   a chat completion request.
+Never: leaves out a field that would change the answer.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from mars_ray.openai_api.chat_messages import (
+    AssistantMessage,
+    CalledFunction,
+    InputMessage,
+    Message,
+    TextPart,
+    ToolCall,
+    ToolMessage,
+)
+from mars_ray.openai_api.protocol import (
+    ChatCompletionRequest,
+    JsonSchema,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StreamOptions,
+)
+from mars_ray.openai_api.responses_protocol import (
+    Function,
+    FunctionCallItem,
+    FunctionOutputItem,
+    Item,
+    MessageItem,
+    NamedFunction,
+    ReasoningItem,
+    ResponsesRequest,
+    SchemaFormat,
+)
+from mars_ray.openai_api.tools import FunctionDefinition, FunctionTool
+
+
+def chat_request_of(body: ResponsesRequest) -> ChatCompletionRequest:
+    """Return the chat completion request that means the same."""
+    messages: list[Message] = []
+    if body.instructions:
+        messages.append(InputMessage(role="system", content=body.instructions))
+    if isinstance(body.input, str):
+        messages.append(InputMessage(role="user", content=body.input))
+    else:
+        messages += _messages(body.input)
+    choice = body.tool_choice
+    if isinstance(choice, NamedFunction):
+        choice = {"type": "function", "function": {"name": choice.name}}  # type: ignore[assignment]
+    return ChatCompletionRequest(
+        model=body.model,
+        messages=messages,
+        tools=[_tool(tool) for tool in body.tools],
+        tool_choice=choice,  # type: ignore[arg-type]
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body),
+        stream=body.stream,
+        stream_options=StreamOptions(include_usage=True),
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        service_tier=body.service_tier,
+    )
+
+
+def _messages(items: Sequence[Item]) -> list[Message]:
+    """Return the messages that items make up. Reasoning, text and calls of one answer become one message."""
+    messages: list[Message] = []
+    answer: dict[str, list[str]] = {}
+    calls: list[ToolCall] = []
+
+    def end_answer() -> None:
+        if answer or calls:
+            text = {name: "".join(parts) for name, parts in answer.items()}
+            messages.append(AssistantMessage(role="assistant", tool_calls=[*calls], **text))  # type: ignore[arg-type]
+        answer.clear()
+        calls.clear()
+
+    for item in items:
+        match item:
+            case MessageItem(role="assistant"):
+                if "content" in answer or calls:
+                    end_answer()
+                answer["content"] = [_text(item.content)]
+            case ReasoningItem():
+                end_answer()
+                answer["reasoning_content"] = [part.text for part in item.content]
+            case FunctionCallItem():
+                function = CalledFunction(name=item.name, arguments=item.arguments)
+                calls.append(ToolCall(id=item.call_id, type="function", function=function))
+            case FunctionOutputItem():
+                end_answer()
+                messages.append(ToolMessage(role="tool", tool_call_id=item.call_id, content=_text(item.output)))
+            case MessageItem():
+                end_answer()
+                role = cast(Literal["system", "developer", "user"], item.role)  # the case above takes the assistant's
+                messages.append(InputMessage(role=role, content=_text(item.content)))
+    end_answer()
+    return messages
+
+
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _tool(tool: Function) -> FunctionTool:
+    fields = tool.model_dump(exclude_unset=True, exclude={"type"})
+    return FunctionTool(type="function", function=FunctionDefinition(**fields))
+
+
+def _format(body: ResponsesRequest) -> ResponseFormat:
+    format = body.text.format
+    if not isinstance(format, SchemaFormat):
+        return format
+    return JsonSchemaFormat(
+        type="json_schema", json_schema=JsonSchema.model_validate({"name": format.name, "schema": format.json_schema})
+    )

@@ -1,0 +1,106 @@
+"""A checked request on its way to a response, and the events of its stream.
+
+In:    chunks of the engine as they arrive; a builder of responses.
+Out:   events for the client; usage.
+Never: ends a stream without its last event or an error event.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from mars_ray.anthropic_api.error_body import error_body, uses_messages_api
+from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.options import modelled_step_time
+from mars_ray.engine.request import Request as EngineRequest
+from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.openai_api.api_error import api_error
+from mars_ray.openai_api.deltas import delta_of, split_by_token
+from mars_ray.openai_api.protocol import GenerateRequest
+from mars_ray.openai_api.responses import ResponseBuilder
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.http.streams import DONE, NamedEvent, sent_event
+from mars_ray.serve.middleware.exchange import Exchange
+
+MAX_RUNNING_CHOICES = 32
+"""Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue."""
+
+NumberedChunk = tuple[int, Chunk]
+"""Index of a prompt in its request, and a chunk of the answer to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One checked request on its way to a response."""
+
+    body: GenerateRequest
+    requests: list[EngineRequest]
+    """One engine request per prompt."""
+    http: Request
+    builder: ResponseBuilder
+    usage: ResponseUsage
+    rehearsal: str | None
+    """Machine whose step times the engine takes; None if steps take the time of this machine."""
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response, which go out with the first chunk of a stream."""
+        headers = {"x-mars-threshold": self.usage.threshold_range}
+        if self.rehearsal:
+            headers["x-mars-rehearsal"] = ascii(modelled_step_time(self.rehearsal))[1:-1]
+        return headers
+
+    def running(self) -> asyncio.Semaphore:
+        """Return a semaphore that limits how many prompts of this request run at a time."""
+        return asyncio.Semaphore(max(1, MAX_RUNNING_CHOICES // self.body.candidates))
+
+    def choice(self, prompt: int, chunk: Chunk) -> int:
+        """Return the index of the choice that a chunk belongs to."""
+        return prompt * self.body.n + chunk.index
+
+
+async def answer_events(
+    generation: Generation, first: NumberedChunk, arriving: AsyncGenerator[NumberedChunk, None]
+) -> AsyncGenerator[str | NamedEvent, None]:
+    """Yield the events of a stream. An error after the first chunk becomes an event."""
+    options = generation.body.stream_options
+    builder = generation.builder
+    usage = generation.usage
+    exchange = Exchange.of(generation.http.scope)
+    usage_in_all = options.include_usage and options.continuous_usage_stats
+    async with aclosing(arriving):
+        try:
+            arrived: NumberedChunk | None = first
+            while arrived:
+                prompt, chunk = arrived
+                delta = delta_of(chunk, generation.choice(prompt, chunk))
+                for part in split_by_token(delta) if options.single_tokens else (delta,):
+                    for event in builder.chunks(part):
+                        if usage_in_all:
+                            event = event.model_copy(update={"usage": usage.usage()})
+                        yield sent_event(event)
+                arrived = await anext(arriving, None)
+                if arrived:
+                    count_chunk(arrived[1], usage)
+            if options.include_usage:
+                for event in builder.last_chunks(usage.usage()):
+                    yield sent_event(event)
+            if not uses_messages_api(exchange.path):
+                yield DONE
+        except MarsRayError as error:
+            refusal = api_error(error, request_id=exchange.request_id)
+            exchange.code = refusal.code  # for the log, because the status that was sent is 200
+            body = error_body(refusal, exchange.path, exchange.request_id)
+            yield NamedEvent("error", json.dumps(body)) if uses_messages_api(exchange.path) else json.dumps(body)
+
+
+def count_chunk(chunk: Chunk, usage: ResponseUsage) -> None:
+    """Add a chunk to the usage. Raises the error of a sequence that failed or was cancelled."""
+    usage.add(chunk)
+    if chunk.finished and chunk.finished.error:
+        raise chunk.finished.error
+    if chunk.finished and chunk.finished.reason == "cancelled":
+        raise UnavailableError("the request was cancelled by the server. Try again.")

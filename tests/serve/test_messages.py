@@ -1,0 +1,181 @@
+"""Anthropic's Messages API: its client works unmodified, and what cannot be served is refused in its own form."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2
+import jsonschema
+import pytest
+from anthropic import Anthropic
+
+from mars_ray.serve.middleware.api_keys import add_key
+from tests.serve.endpoint_clients import MODEL, http, settled
+from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
+from tests.serve.request_samples import MESSAGES_PATH
+from tests.serve.tool_samples import QUESTION, WEATHER
+
+PARAMETERS = WEATHER["function"]["parameters"]
+TOOL = {"name": "get_weather", "description": "Weather of a city.", "input_schema": PARAMETERS}
+CALL: dict[str, Any] = {
+    "model": MODEL,
+    "messages": QUESTION,
+    "tools": [TOOL],
+    "tool_choice": {"type": "tool", "name": "get_weather"},
+    "max_tokens": 200,
+}
+PLAIN: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60}
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str]]:
+    """An endpoint whose model is offered tools, and a key for it."""
+    keys: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    key = add_key(keys, "ada", "use")
+    with served(config_of(tool_call_parser="hermes", keys=str(keys))) as running:
+        yield running, key
+
+
+@pytest.fixture(scope="module")
+def client(messages: tuple[Served, str]) -> Iterator[Anthropic]:
+    running, key = messages
+    with Anthropic(base_url=running.url, api_key=key, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def plain(messages: tuple[Served, str]) -> Iterator[httpx2.Client]:
+    with http(*messages) as client:
+        yield client
+
+
+def test_an_answer_is_that_of_chat_completions(client: Anthropic, plain: httpx2.Client) -> None:
+    message = client.messages.create(**PLAIN)
+    [block] = message.content
+    assert (block.type, block.text) == ("text", ANSWER)  # type: ignore[union-attr]
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    usage = plain.post("/v1/chat/completions", json=PLAIN).json()["usage"]
+    prompt_tokens = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    assert (prompt_tokens, message.usage.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "stop_reason", "stop_sequence"),
+    [
+        ({"max_tokens": 3}, "max_tokens", None),
+        ({"stop_sequences": ["nothing", '"age"']}, "stop_sequence", '"age"'),
+        (CALL, "tool_use", None),
+        ({"system": [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]}, None, None),
+    ],
+)
+def test_a_stream_says_what_the_message_says(
+    client: Anthropic, fields: dict[str, Any], stop_reason: str | None, stop_sequence: str | None
+) -> None:
+    message = client.messages.create(**PLAIN | fields)
+    assert stop_reason in (None, message.stop_reason)
+    assert message.stop_sequence == stop_sequence
+    with client.messages.stream(**PLAIN | fields) as stream:
+        last = stream.get_final_message()
+    texts = [block.text for block in message.content if block.type == "text"]
+    assert [block.text for block in last.content if block.type == "text"] == texts
+    inputs = [block.input for block in message.content if block.type == "tool_use"]
+    assert [block.input for block in last.content if block.type == "tool_use"] == inputs
+    assert (last.stop_reason, last.stop_sequence) == (message.stop_reason, stop_sequence)
+    assert last.usage.output_tokens == message.usage.output_tokens
+
+
+def test_the_events_of_a_stream_come_in_order(plain: httpx2.Client) -> None:
+    text = plain.post(MESSAGES_PATH, json=PLAIN | {"stream": True}).text
+    events = [event.split("\ndata: ") for event in text.strip().split("\n\n")]
+    names = [name.removeprefix("event: ") for name, _ in events]
+    assert [json.loads(data)["type"] for _, data in events] == names
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert set(names[2:-3]) == {"content_block_delta"}
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+def test_a_tool_is_called_and_the_conversation_goes_on_after_its_result(client: Anthropic) -> None:
+    message = client.messages.create(**CALL)
+    [call] = message.content
+    assert call.type == "tool_use"
+    jsonschema.validate(call.input, PARAMETERS)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "18", "is_error": True}
+    talk = [*QUESTION, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    again = client.messages.create(**CALL | {"messages": talk})
+    assert again.stop_reason == "tool_use"
+    counted = client.messages.count_tokens(model=MODEL, messages=talk, tools=[TOOL])  # type: ignore[arg-type,list-item]
+    assert counted.input_tokens == again.usage.input_tokens + (again.usage.cache_read_input_tokens or 0)
+
+
+def test_an_answer_conforms_to_a_schema(client: Anthropic) -> None:
+    output = {"format": {"type": "json_schema", "schema": PARAMETERS}}
+    message = client.messages.create(**PLAIN | {"output_config": output, "max_tokens": 200})
+    jsonschema.validate(json.loads(message.content[0].text), PARAMETERS)  # type: ignore[union-attr]
+
+
+RESULT: dict[str, Any] = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "18"}]}
+USE: dict[str, Any] = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "now", "input": {}}]}
+IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": []}, "messages must have at least 1 item"),
+        ({"messages": [*QUESTION, RESULT]}, "the result of a call 'a'"),
+        ({"messages": [*QUESTION, USE, *QUESTION]}, "the call 'a' has no result"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "The"}]}, "end with one from the user"),
+        ({"messages": [IMAGE]}, "'image'; use one of 'text', 'tool_use'"),
+        ({"messages": [{"role": "user", "content": USE["content"]}]}, "may not hold a block of type tool_use"),
+        ({"messages": [{"role": "user", "content": RESULT["content"] * 4097}]}, "4097"),
+        ({"max_tokens": 10**6}, "max_tokens is 1000000; this server takes at most"),
+        ({"max_tokens": None}, "max_tokens is missing"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "a tool of type 'bash_20250124' is not supported"),
+        ({"tools": [TOOL | {"name": "get weather"}]}, "tools.0.name"),
+        ({"tools": [TOOL] * 500}, "tools holds 500 functions"),
+        ({"tool_choice": {"type": "tool", "name": "now"}}, "the choice of a tool needs tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice needs a name"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking needs a model that reasons"),
+        ({"mcp_servers": []}, "mcp_servers is not supported by this server"),
+        ({"stop_sequences": ["a"] * 9}, "stop"),
+        ({"best_of": 2}, "unknown parameter 'best_of'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_with_what_to_change(
+    messages: tuple[Served, str], plain: httpx2.Client, fields: dict[str, Any], said: str
+) -> None:
+    refused = plain.post(MESSAGES_PATH, json=PLAIN | fields)
+    assert refused.status_code == 400, refused.text
+    body = refused.json()
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert said in body["error"]["message"]
+    assert body["request_id"] == refused.headers["x-request-id"]
+    settled(messages[0])
+
+
+def test_errors_have_the_classes_of_the_client(messages: tuple[Served, str], client: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="'gpt' does not exist here"):
+        client.messages.create(**PLAIN | {"model": "gpt"})
+    with (
+        Anthropic(base_url=messages[0].url, api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError, match="x-api-key"),
+    ):
+        stranger.messages.create(**PLAIN)
+
+
+def test_a_refused_request_costs_other_callers_nothing(messages: tuple[Served, str]) -> None:
+    running, key = messages
+
+    async def ask() -> list[Any]:
+        async with anthropic.AsyncAnthropic(base_url=running.url, api_key=key, max_retries=0) as caller:
+            bodies = [PLAIN, PLAIN | {"messages": [*QUESTION, RESULT]}, PLAIN]
+            return await asyncio.gather(*(caller.messages.create(**body) for body in bodies), return_exceptions=True)
+
+    one, refused, other = asyncio.run(ask())
+    assert isinstance(refused, anthropic.BadRequestError)
+    assert one.content == other.content
+    settled(running)
