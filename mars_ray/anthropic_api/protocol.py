@@ -90,7 +90,7 @@ Block = Annotated[
 ]
 
 
-class InputMessage(_Body):
+class ConversationMessage(_Body):
     """One message of a conversation."""
 
     role: Literal["user", "assistant"]
@@ -99,7 +99,7 @@ class InputMessage(_Body):
     ]
 
     @model_validator(mode="after")
-    def _blocks_of_the_role(self) -> "InputMessage":
+    def _blocks_of_the_role(self) -> "ConversationMessage":
         other = ToolResultBlock if self.role == "assistant" else (ToolUseBlock, ThinkingBlock)
         for block in self.content if isinstance(self.content, list) else ():
             if isinstance(block, other):
@@ -117,7 +117,9 @@ def _few_blocks(messages: Any) -> Any:
     return messages
 
 
-Messages = Annotated[Items[InputMessage], Field(min_length=1, max_length=MESSAGES_MAX), BeforeValidator(_few_blocks)]
+Messages = Annotated[
+    Items[ConversationMessage], Field(min_length=1, max_length=MESSAGES_MAX), BeforeValidator(_few_blocks)
+]
 
 
 class Tool(_Body):

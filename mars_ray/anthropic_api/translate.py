@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mars_ray.anthropic_api.protocol import (
+    ConversationMessage,
     CountTokensRequest,
-    InputMessage,
     MessagesRequest,
     Text,
     TextBlock,
@@ -76,7 +76,7 @@ def _text(text: Text) -> str:
     return text if isinstance(text, str) else "".join(block.text for block in text)
 
 
-def _assistant(message: InputMessage) -> Iterator[AssistantMessage]:
+def _assistant(message: ConversationMessage) -> Iterator[AssistantMessage]:
     """Yield the message. Its text, its reasoning and its calls are joined, because chat templates hold one of each."""
     if isinstance(message.content, str):
         yield AssistantMessage(role="assistant", content=message.content)
@@ -95,7 +95,7 @@ def _assistant(message: InputMessage) -> Iterator[AssistantMessage]:
     yield AssistantMessage(role="assistant", content=text or None, reasoning_content=thinking or None, tool_calls=calls)
 
 
-def _user(message: InputMessage) -> Iterator[chat_messages.InputMessage | ToolMessage]:
+def _user(message: ConversationMessage) -> Iterator[chat_messages.InputMessage | ToolMessage]:
     """Yield the results in a message, then its text."""
     if isinstance(message.content, str):
         yield chat_messages.InputMessage(role="user", content=message.content)
