@@ -78,6 +78,16 @@ def http(endpoint: Served, key: str | None = None) -> httpx2.Client:
     return httpx2.Client(base_url=endpoint.url, timeout=PATIENCE_S, headers=headers)
 
 
+def check_anthropic_error(response: httpx2.Response, status: int) -> str:
+    """Assert that a response is an error of Anthropic's form; return its message."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    assert body["error"].keys() == {"type", "message"}
+    return str(body["error"]["message"])
+
+
 def check_error(response: httpx2.Response, status: int, *, param: str | None = None, code: str | None = None) -> str:
     """Assert that a response is an error of OpenAI's form with these fields; return its message."""
     assert response.status_code == status, response.text
