@@ -49,6 +49,8 @@ OPERATIONS = {
 }
 """As the document names them, and how many valid and wrong examples each is worth. Those without a body take all."""
 
+USUAL = (("model", MODEL), ("prompt", "Hello"), ("messages", MESSAGES), ("max_tokens", 4))
+
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[Served]:
@@ -103,10 +105,10 @@ def test_what_the_document_says_is_what_comes(
 
     @seed(0)
     @settings(max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
-    @given(operation.as_strategy(generation_mode=mode), st.integers(0, 3))
+    @given(operation.as_strategy(generation_mode=mode), st.integers(0, len(USUAL)))
     def check(case: Any, named: int) -> None:
         # Else hardly one would get past the 404, or name tokens that there are.
-        for name, value in (("model", MODEL), ("prompt", "Hello"), ("messages", MESSAGES))[:named]:
+        for name, value in USUAL[:named]:
             if mode == VALID and isinstance(case.body, dict) and name in case.body:
                 case.body[name] = value
         status = case.call_and_validate(checks=CHECKS).status_code
