@@ -12,7 +12,7 @@ ORACLE_ROUNDS = 16
 
 
 def find_oracle(
-    pool: SimulationPool, arrivals: tuple[Arrival, ...], speed: float, ours: Simulation, best: Simulation
+    pool: SimulationPool, arrivals: tuple[Arrival, ...], part: int, speed: float, ours: Simulation, best: Simulation
 ) -> Simulation:
     """Search for a schedule, window by window, that meets the SLO as often as our policy; return its simulation.
 
@@ -34,7 +34,8 @@ def find_oracle(
             for window in range(max(0, number - 1), number + 1):
                 steps[window] = min(steps[window] + 1, len(grid) - 1)
         schedule = tuple(grid[step] for step in steps)
-        [best] = pool.all([SimulationJob(contender=ORACLE, arrivals=arrivals, speed=speed, schedule=schedule)])
+        job = SimulationJob(contender=ORACLE, arrivals=arrivals, speed=speed, schedule=schedule, part=part)
+        [best] = pool.all([job])
     return best
 
 

@@ -43,6 +43,8 @@ class SimulationJob:
     schedule: tuple[float, ...] = ()
     """Schedule of the oracle, which replaces the policy."""
     autoscale: bool = False
+    part: int = 0
+    """Number of the part of a trace, added to the seed of the setup: each part has its own draws."""
 
 
 class SimulationPool:
@@ -92,9 +94,9 @@ def run_job(setup: ComparisonSetup, job: SimulationJob) -> Simulation:
         ticks_per_s=TICKS_PER_S,
         slo=setup.slo,
         scaling=scaling,
-        seed=setup.seed,
+        seed=setup.seed + job.part,
     )
     arrivals = [arrival._replace(arrival_s=arrival.arrival_s / job.speed) for arrival in job.arrivals]
     alternative = scheduled(job.schedule, WINDOW_S) if job.schedule else contender.alternative
     machine = setup.machine if contender.ahead else setup.machine.without_lookahead()
-    return simulate(Arrivals(arrivals, seed=setup.seed), machine, plan, options, policy=alternative)
+    return simulate(Arrivals(arrivals, seed=setup.seed + job.part), machine, plan, options, policy=alternative)

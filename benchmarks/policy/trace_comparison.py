@@ -18,7 +18,7 @@ from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.simulator import Simulation
 
 PARTS = 5
-"""Number of parts of a trace; all figures are means over the parts."""
+"""Number of parts of a trace, each with a seed of its own; all figures are means over the parts."""
 ATTAINED = 0.99
 """Share of the requests that must meet the SLO at the largest load."""
 SEARCHED = ("fixed 1.0", "fixed 0.95", OURS)
@@ -36,14 +36,15 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
     parts = _parts(arrivals)
     kinds = [(load, name, number) for load in LOADS for name in CONTENDERS for number in range(PARTS)]
     jobs = [
-        SimulationJob(contender=name, arrivals=parts[number], speed=load * capacity) for load, name, number in kinds
+        SimulationJob(contender=name, arrivals=parts[number], speed=load * capacity, part=number)
+        for load, name, number in kinds
     ]
     results = dict(zip(kinds, pool.all(jobs), strict=True))
     load = ORACLE_LOAD
     for number, part in enumerate(parts):
         ours = results[load, OURS, number]
         full = results[load, "fixed 1.0", number]
-        results[load, ORACLE, number] = find_oracle(pool, part, load * capacity, ours, full)
+        results[load, ORACLE, number] = find_oracle(pool, part, number, load * capacity, ours, full)
     by_load = {load: {name: _scores(results, load, name) for name in CONTENDERS} for load in LOADS}
     oracle = _scores(results, ORACLE_LOAD, ORACLE)
     scaled = pool.all(

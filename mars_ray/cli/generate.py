@@ -66,6 +66,12 @@ Seed = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens per answer.")]
 Logprobs = Annotated[int | None, typer.Option(help="Write logprobs, with the N most likely tokens at each position.")]
+PromptLogprobs = Annotated[
+    int | None,
+    typer.Option(
+        help="Write prompt_logprobs, the logprobs of the prompt's tokens. --max-tokens 0 only scores prompts."
+    ),
+]
 Trace = Annotated[
     bool,
     typer.Option("--trace", help="Write the columns token_ids and accepted, the number of tokens from each forward."),
@@ -99,6 +105,7 @@ def generate(
     max_tokens: MaxTokens = 256,
     n: Annotated[int, typer.Option(help="Answers per row.")] = 1,
     logprobs: Logprobs = None,
+    prompt_logprobs: PromptLogprobs = None,
     trace: Trace = False,
     schema: Schema = None,
     regex: Regex = None,
@@ -124,7 +131,8 @@ def generate(
     from mars_ray.engine.request import DecodeParams, SamplingParams
     from mars_ray.storage.location import locate
 
-    sampling = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=max_tokens, n=n, logprobs=logprobs)
+    scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    sampling = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=max_tokens, n=n, **scores)
     options = GenerateOptions(
         input=tuple(sources),
         output=locate(output),

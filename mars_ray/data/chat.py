@@ -57,6 +57,10 @@ class ChatEncoder:
         """Return the text of a conversation up to the start of the assistant's answer."""
         return self._render(messages, answering=True, tools=tools)
 
+    def whole_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of a conversation that ends with the assistant's answer."""
+        return self._render(messages)
+
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text that the template has rendered."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]

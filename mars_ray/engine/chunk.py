@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities for one generated token.
+    """Natural logarithms of probabilities for one token of an answer or of a prompt.
 
     The probabilities are the model's own, before temperature, penalties and bias, and without the mask token. They are
     read at the position that chose the token: the mask for a token accepted at a mask, otherwise the token before it.
@@ -24,7 +24,7 @@ class TokenLogprobs:
     """Index in the answer of the character at which the token's text begins. None for a token without text, such as a
     stop token. A token that begins beyond the end of the answer belongs to a stop string."""
     forward: int = 1
-    """Number of the forward that produced the token, counted from 1 in each sequence."""
+    """Number of the forward that produced the token, counted from 1 in each sequence. 0 for a token of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,9 @@ class Chunk:
     back."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of each token, if the request asked for them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the prompt's tokens from the second on, in the first chunk of a request's first sequence, if
+    the request asked for them."""
     audits: tuple[Audit, ...] = ()
     """Audits of the tokens that the previous step accepted at masks. Present only for requests that ask for
     log-probabilities at temperature 0. The tokens of the last step are not audited."""

@@ -28,7 +28,8 @@ class SamplingParams:
     """Sampling parameters and stop conditions. Raises `RequestError` for values out of range."""
 
     max_tokens: int = 256
-    """Maximum number of generated tokens; the context length of the model may end an answer earlier."""
+    """Maximum number of generated tokens; the context length of the model may end an answer earlier. It may be 0 with
+    `prompt_logprobs`, to score a prompt without an answer."""
     min_tokens: int = 0
     """Minimum number of tokens before a stop token or a stop string may end the sequence. A completed grammar ends the
     sequence regardless."""
@@ -54,6 +55,9 @@ class SamplingParams:
     logprobs: int | None = None
     """Number of most likely tokens to return log-probabilities for, besides the chosen token. With None, none are
     returned."""
+    prompt_logprobs: int | None = None
+    """Number of most likely tokens to return log-probabilities for at each token of the prompt, besides that token.
+    With None, none are returned."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Number to add to the logit of each token id."""
     presence_penalty: float = 0.0
@@ -69,7 +73,7 @@ class SamplingParams:
     """Grammar that the text must follow. `max_tokens` and stop strings may cut the text before it is complete."""
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_number("temperature", self.temperature, 0, 100)
         _check_number("top_p", self.top_p, 0, 1, above=True)
@@ -80,6 +84,8 @@ class SamplingParams:
         _check_int("n", self.n, 1, N_MAX)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, TOP_LOGPROBS_MAX)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, TOP_LOGPROBS_MAX)
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)

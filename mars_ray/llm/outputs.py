@@ -43,6 +43,8 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     """The `SamplingParams.n` answers, in the order of their index."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the prompt's tokens from the second on, if requested."""
     finished: bool = True
     """Always True; present for compatibility with vLLM."""
 
@@ -95,6 +97,7 @@ class RequestCollector:
             prompt=self._tokenizer.decode(list(prompt)),
             prompt_token_ids=prompt,
             outputs=outputs,
+            prompt_logprobs=tuple(entry for chunk in self._chunks[0] for entry in chunk.prompt_logprobs),
         )
 
 

@@ -7,7 +7,8 @@ Never: depends on the response format of a particular API.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from mars_ray.engine.chunk import Audit, Chunk, TokenLogprobs
@@ -27,6 +28,8 @@ class OutputDelta:
     finish_reason: ChoiceFinishReason | None
     audits: tuple[Audit, ...] = ()
     """Autoregressive choices for earlier tokens that were accepted at masks."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the prompt's tokens from the second on, if the request asked for them."""
 
     @property
     def text(self) -> str:
@@ -79,7 +82,7 @@ def delta_of(chunk: Chunk, choice: int) -> OutputDelta:
     reason: ChoiceFinishReason | None = None
     if chunk.finished:
         reason = "stop" if chunk.finished.reason == "stop" else "length"
-    return OutputDelta(choice, chunk.pieces, chunk.tokens, chunk.logprobs, reason, chunk.audits)
+    return OutputDelta(choice, chunk.pieces, chunk.tokens, chunk.logprobs, reason, chunk.audits, chunk.prompt_logprobs)
 
 
 def split_by_token(delta: OutputDelta) -> Iterator[OutputDelta]:
@@ -106,4 +109,28 @@ def concatenate(deltas: Sequence[OutputDelta]) -> OutputDelta:
         tuple(entry for delta in deltas for entry in delta.logprobs),
         deltas[-1].finish_reason,
         tuple(audit for delta in deltas for audit in delta.audits),
+        tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
     )
+
+
+def answers_of(chunks: Sequence[Chunk], kept: int, first: int, *, logprobs: bool) -> list[OutputDelta]:
+    """Return the answers to one prompt, as choices from number `first` on.
+
+    If there are more than `kept`, those with the highest mean log-probability of their tokens are returned, best first.
+    Without `logprobs`, the log-probabilities served only that choice and are left out.
+    """
+    deltas: defaultdict[int, list[OutputDelta]] = defaultdict(list)
+    for chunk in chunks:
+        deltas[chunk.index].append(delta_of(chunk, chunk.index))
+    answers = [concatenate(deltas[index]) for index in sorted(deltas)]
+    scores = answers[0].prompt_logprobs  # the engine scores a prompt once
+    if len(answers) > kept:
+        answers = sorted(answers, key=_mean_logprob, reverse=True)[:kept]
+        answers = [answer if logprobs else replace(answer, logprobs=()) for answer in answers]
+    return [
+        replace(answer, choice=number, prompt_logprobs=scores) for number, answer in enumerate(answers, start=first)
+    ]
+
+
+def _mean_logprob(answer: OutputDelta) -> float:
+    return fmean(entry.chosen for entry in answer.logprobs) if answer.logprobs else 0.0

@@ -16,6 +16,8 @@ class ModelInfo:
     engine: EngineFacts
     adapter: str | None = None
     """The adapter that answers under this name; None for the model itself, with its unnamed adapter or with none."""
+    served_names: tuple[str, ...] = ()
+    """Further names under which callers may request the model."""
     adapters: tuple[str, ...] = ()
     """Names of the adapters that are served in addition to the model."""
 
@@ -23,4 +25,6 @@ class ModelInfo:
         """Return the facts about the model or adapter `name`, or None if it is unknown. No name means the model."""
         if name in self.adapters:
             return replace(self, name=name, adapter=name)
+        if name in self.served_names:
+            return replace(self, name=name)
         return self if name in (None, self.name) else None

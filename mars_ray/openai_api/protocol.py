@@ -32,21 +32,19 @@ IGNORED = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
+        "verbosity",
     )
 )
-"""Fields that are accepted without effect. They concern the caller's identity, storage, billing or possible savings."""
+"""Fields that are accepted without effect. They concern the caller's identity, storage, billing or possible savings.
+`verbosity` is a style that only models trained for it follow."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
-    "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": (),
-    "echo": (False,),
     "modalities": (["text"],),
     "moderation": (),
     "reasoning_effort": ("none",),
-    "suffix": ("",),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Unsupported fields, with the values that are accepted because they request nothing. Null is always accepted."""
@@ -138,6 +136,8 @@ class GenerateRequest(RequestBody):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """vLLM's field: number of most likely tokens to list at each token of the prompt, besides that token."""
     response_format: ResponseFormat = TextFormat(type="text")
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Confidence needed to accept a token proposed at a mask, for this request only."""
@@ -163,6 +163,16 @@ class GenerateRequest(RequestBody):
         return kept
 
     @property
+    def candidates(self) -> int:
+        """Number of answers to generate for each prompt, of which the best `n` are returned."""
+        return self.n
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether the response has the log-probabilities of the answer."""
+        return False
+
+    @property
     def decode_mode(self) -> Mode | None:
         """The requested decoding mode; None if the request names none."""
         return None if self.mode is None else Mode(self.mode)
@@ -186,6 +196,11 @@ class ChatCompletionRequest(GenerateRequest):
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     """vLLM's field: maximum tokens of the reasoning."""
 
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether the response has the log-probabilities of the answer."""
+        return self.logprobs
+
 
 def _few_prompts(prompt: Any) -> Any:
     """Refuse too many prompts before any of them is checked."""
@@ -199,6 +214,30 @@ class CompletionRequest(GenerateRequest):
 
     prompt: Annotated[str | Items[str] | Items[int] | Items[Items[int]], BeforeValidator(_few_prompts)]
     logprobs: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 needs `echo` or `prompt_logprobs`."""
+    echo: bool = False
+    """Whether the text, and with `logprobs` the log-probabilities, begin with those of the prompt."""
+    best_of: Positive | None = None
+    """Number of answers to generate. The `n` with the highest mean log-probability of their tokens are returned."""
+    suffix: str | None = None
+    """Text after the answer, for models that can fill in the middle."""
+
+    @property
+    def candidates(self) -> int:
+        """Number of answers to generate for each prompt, of which the best `n` are returned."""
+        return self.best_of or self.n
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether the response has the log-probabilities of the answer."""
+        return self.logprobs is not None
+
+    @property
+    def scored(self) -> int | None:
+        """Number of most likely tokens needed at each token of the prompt; None if the prompt is not scored."""
+        counts = [self.prompt_logprobs, self.logprobs if self.echo else None, 0 if self.max_tokens == 0 else None]
+        return max((count for count in counts if count is not None), default=None)
 
     # All items of a list have the same type, so only the first is inspected: there may be half a million of them.
 

@@ -48,6 +48,9 @@ class RequestLimits(BaseModel):
     """Maximum prompts per call of /v1/completions."""
     top_logprobs: int = Field(20, ge=0)
     """Maximum alternatives listed per token."""
+    prompt_scores: int = Field(2**15, ge=1)
+    """Maximum log-probabilities of prompt tokens per request: tokens of the prompts, times one more than the tokens
+    listed at each."""
     stop: int = Field(4, ge=0)
     """Maximum stop strings per request."""
     stop_chars: int = Field(256, ge=1)

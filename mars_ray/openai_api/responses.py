@@ -23,10 +23,7 @@ from openai.types.completion_usage import CompletionUsage
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_parts import ChoiceParts
 from mars_ray.openai_api.deltas import ChoiceFinishReason, LogprobBuffer, LogprobEntry, OutputDelta
-
-LEAST_LOGPROB = -9999.0
-"""Value sent in place of minus infinity, which JSON cannot represent. OpenAI sends the same value for impossible
-tokens."""
+from mars_ray.openai_api.prompt_scores import LEAST_LOGPROB, ScoredPrompt, finite, likeliest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +59,15 @@ class ResponseBuilder(Protocol):
         """Return the last chunk of a stream, which carries the usage and no choice."""
 
 
-def finite(logprob: float) -> float:
-    """Return a log-probability that JSON can represent, with `LEAST_LOGPROB` for minus infinity."""
-    return logprob if math.isfinite(logprob) else LEAST_LOGPROB
-
-
 class ChatResponseBuilder:
     """Builds `chat.completion` objects and their chunks; see `ResponseBuilder`."""
 
-    def __init__(self, metadata: ResponseMetadata, plan: AnswerPlan | None = None) -> None:
+    def __init__(
+        self, metadata: ResponseMetadata, plan: AnswerPlan | None = None, prompt: ScoredPrompt | None = None
+    ) -> None:
         self._metadata = metadata
         self._plan = plan or AnswerPlan()
+        self._prompt = prompt
         self._logprobs = LogprobBuffer()
         self._parts: dict[int, ChoiceParts] = {}
         """The choices whose first chunk, which carries the role, has been sent."""
@@ -87,6 +82,7 @@ class ChatResponseBuilder:
             model=metadata.model,
             choices=[self._full_choice(delta) for delta in choices],
             usage=usage,
+            **(self._prompt.field(choices[0], metadata.text_of) if self._prompt else {}),
         )
 
     def _full_choice(self, delta: OutputDelta) -> Choice:
@@ -175,10 +171,17 @@ def _logprobs(entries: Sequence[LogprobEntry], metadata: ResponseMetadata) -> li
 
 
 class CompletionResponseBuilder:
-    """Builds `text_completion` objects; see `ResponseBuilder`."""
+    """Builds `text_completion` objects; see `ResponseBuilder`.
 
-    def __init__(self, metadata: ResponseMetadata) -> None:
+    Choice c answers number c // n of `prompts`, which are empty if the response shows nothing of them.
+    """
+
+    def __init__(self, metadata: ResponseMetadata, prompts: Sequence[ScoredPrompt] = (), n: int = 1) -> None:
         self._metadata = metadata
+        self._prompts = prompts
+        self._n = n
+        self._begun: set[int] = set()
+        """Choices whose prompt has been echoed."""
         self._logprobs = LogprobBuffer()
 
     def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> Completion:
@@ -188,7 +191,7 @@ class CompletionResponseBuilder:
     def chunks(self, delta: OutputDelta) -> Iterator[Completion]:
         """Yield the chunk of a delta, if the delta has text or a finish reason."""
         choice = self._choice(delta, delta.finish_reason)
-        if delta.text or delta.finish_reason:
+        if choice.text or delta.finish_reason:
             # OpenAI's type requires a finish reason in every chunk, but its server sends null until the last one.
             yield self._completion([choice])
 
@@ -199,14 +202,24 @@ class CompletionResponseBuilder:
     def _choice(self, delta: OutputDelta, reason: ChoiceFinishReason | None) -> CompletionChoice:
         entries = self._logprobs.take(delta)
         logprobs = self._entries(entries) if entries or delta.logprobs else None
-        return CompletionChoice.construct(index=delta.choice, text=delta.text, logprobs=logprobs, finish_reason=reason)
+        text, fields = delta.text, dict[str, Any]()
+        if self._prompts:
+            prompt = self._prompts[delta.choice // self._n]
+            if delta.choice not in self._begun:
+                text = prompt.echo + text
+            logprobs = prompt.before(logprobs, delta, self._metadata.text_of)
+            fields = prompt.field(delta, self._metadata.text_of)
+            self._begun.add(delta.choice)
+        return CompletionChoice.construct(
+            index=delta.choice, text=text, logprobs=logprobs, finish_reason=reason, **fields
+        )
 
     def _entries(self, entries: Sequence[LogprobEntry]) -> Logprobs:
         text_of = self._metadata.text_of
         return Logprobs(
             tokens=[text_of(entry.token) for entry in entries],
             token_logprobs=[finite(entry.logprobs.chosen) for entry in entries],
-            top_logprobs=[{text_of(token): finite(top) for token, top in entry.logprobs.top} for entry in entries],
+            top_logprobs=[likeliest(entry.token, entry.logprobs, text_of) for entry in entries],
             text_offset=[entry.start for entry in entries],
         )
 

@@ -56,16 +56,36 @@ def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
         if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
             raise ApiError.bad_request("max_tokens and max_completion_tokens differ; give one.", "max_tokens")
     if isinstance(body, CompletionRequest):
+        _check_completion(body, limits)
         prompts = [*body.texts, *body.ids]
         _at_most("the number of prompts", len(prompts), limits.prompts, "prompt")
         _at_most("logprobs", body.logprobs, limits.top_logprobs)
         if not prompts or not all(prompts):
             raise ApiError.bad_request("the prompt is empty; give at least one token.", "prompt")
     _at_most("max_tokens", body.max_tokens, limits.output_tokens)
+    _at_most("prompt_logprobs", body.prompt_logprobs, limits.top_logprobs)
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError.bad_request("prompt_logprobs cannot be streamed; leave out stream.", "prompt_logprobs")
     try:
         _grammar(body)
     except RequestError as error:
         raise ApiError.bad_request(str(error), "response_format") from error
+
+
+def _check_completion(body: CompletionRequest, limits: RequestLimits) -> None:
+    _at_most("best_of", body.best_of, limits.n)
+    if body.candidates < body.n:
+        raise ApiError.bad_request(f"best_of is {body.best_of}; it must be at least n, {body.n}.", "best_of")
+    if body.stream and body.candidates > body.n:
+        raise ApiError.bad_request("best_of cannot be streamed; leave out stream.", "best_of")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise ApiError.bad_request("echo with logprobs cannot be streamed; leave out stream.", "echo")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise ApiError.bad_request("max_tokens is 0; it may be 0 only with echo or prompt_logprobs.", "max_tokens")
+    if body.suffix and body.ids:
+        raise ApiError.bad_request("suffix needs a prompt of text, not of token ids.", "suffix")
+    if body.suffix and body.echo:
+        raise ApiError.bad_request("suffix and echo exclude each other; leave one out.", "suffix")
 
 
 def check_messages(messages: list[Message], limits: RequestLimits) -> None:
@@ -115,6 +135,7 @@ def engine_requests(
 
     Raises `ApiError` and `RequestError`.
     """
+    _check_scores(body, sum(map(len, prompts)), limits)
     return [
         Request(
             id=f"{request_id}-{number}",
@@ -155,8 +176,8 @@ def _sampling(
         logprobs = body.top_logprobs if body.logprobs else None
     else:
         assert isinstance(body, CompletionRequest)
-        requested = body.max_tokens or COMPLETION_TOKENS
-        logprobs = body.logprobs
+        requested = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        logprobs = 0 if body.logprobs is None and body.candidates > body.n else body.logprobs
     if body.min_tokens > requested:
         raise ApiError.bad_request(
             f"min_tokens is {body.min_tokens}; it must be at most max_tokens, {requested}.", "min_tokens"
@@ -168,17 +189,33 @@ def _sampling(
         **_chosen(body, defaults),
         min_p=body.min_p,
         seed=None if body.seed is None else body.seed % 2**63,
-        n=body.n,
+        n=body.candidates,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
         stop_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=_scored(body),
         logit_bias=_bias(body.logit_bias),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         grammar=plan.grammar or _grammar(body),
         skip_special_tokens=plan.skip_special_tokens,
     )
+
+
+def _check_scores(body: GenerateRequest, tokens: int, limits: RequestLimits) -> None:
+    scored = _scored(body)
+    entries = 0 if scored is None else tokens * (scored + 1)
+    if entries > limits.prompt_scores:
+        raise ApiError.bad_request(
+            f"the prompts have {entries} log-probabilities; this server returns at most {limits.prompt_scores}. "
+            "Shorten them, or list fewer tokens.",
+            "prompt_logprobs",
+        )
+
+
+def _scored(body: GenerateRequest) -> int | None:
+    return body.scored if isinstance(body, CompletionRequest) else body.prompt_logprobs
 
 
 def _chosen(body: GenerateRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:

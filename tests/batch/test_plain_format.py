@@ -304,3 +304,18 @@ def test_logprobs_are_there_only_when_asked_for(encoder: ChatEncoder) -> None:
 def test_a_row_that_was_refused_is_written_as_it_came(row_format: PlainFormat) -> None:
     record = row_format.error_record("a", b"{oops \xff", BadRecordError("why"))
     assert record == {"id": "a", "reason": "why", "row": "{oops \ufffd"}
+
+
+def test_a_conversation_with_its_answer_is_scored_and_not_answered(
+    row_format: PlainFormat, encoder: ChatEncoder
+) -> None:
+    fields = {"messages": [USER, ASSISTANT], "sampling": {"prompt_logprobs": 1, "max_tokens": 0, "logprobs": None}}
+    row = row_format.parse("a", raw(**fields))
+    assert row.request.prompt == tuple(encoder.ids(encoder.whole_text([USER, ASSISTANT])))
+    scores = tuple(TokenLogprobs(-1.0, ((5, -0.5),), forward=0) for _ in row.request.prompt[1:])
+    [record] = row_format.output_records(row, [replace(ANSWER, prompt_logprobs=scores)])
+    assert [entry["token"] for entry in record["prompt_logprobs"]] == list(row.request.prompt)
+    assert record["prompt_logprobs"][0] == {"token": row.request.prompt[0], "logprob": None, "top": []}
+    assert record["prompt_logprobs"][1]["logprob"] == -1.0
+    with pytest.raises(BadRecordError, match="nothing to answer"):
+        row_format.parse("a", raw(messages=[USER, ASSISTANT]))

@@ -20,6 +20,7 @@ FORMAT = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
+@pytest.mark.slow
 def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_plan, "suitable_threads", lambda folder: 3)  # as for 135 million parameters
     engines = engines_of(WorkerOptions(compiled=False))

@@ -262,14 +262,14 @@ def tokens_per_forward(engine: Engine, prompts: list[tuple[int, ...]], threshold
 def test_the_profile_predicts_other_thresholds_within_a_few_percent(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], running: float
 ) -> None:
-    predicting = make_engine()
+    predicting, prompts = make_engine(), prompts[::4]
     tokens_per_forward(predicting, prompts, running)
     predicted = {point.threshold: point.tokens_per_forward for point in predicting.profile.points()}
-    for threshold in (1.0, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6):
+    for threshold in (1.0, 0.95, 0.8, 0.6):
         measured = tokens_per_forward(make_engine(), prompts, threshold)
         # What is trusted leaves a sequence at other places than what is verified, so one tells less of the other; and
         # behind drafts that turn out wrong against all odds there are no masks to learn from.
-        tolerance = 0.06 if (threshold == 1.0) == (running == 1.0) else 0.12
+        tolerance = 0.03 if (threshold == 1.0) == (running == 1.0) else 0.08
         assert predicted[threshold] == pytest.approx(measured, rel=tolerance), threshold
 
 

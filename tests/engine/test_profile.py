@@ -108,9 +108,20 @@ def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> N
     profile = Profile(BLOCK)
     for _ in range(1000):
         profile.observe_masks(4, [0.9] * 3, 0.1, ends=True)
-        profile.observe_drafts([0.9] * 2, 2)
+        profile.observe_drafts([0.9] * 3, 3, ends=True)
     assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
     assert tokens_per_forward(profile, 0.9) == pytest.approx(4)
+
+
+def test_an_end_in_sight_that_turns_out_wrong_takes_no_forward_for_its_verification() -> None:
+    profile = Profile(BLOCK)
+    for number in range(1000):
+        right = number % 2
+        profile.observe_masks(4, [1.0] * 3, 0.1, ends=True)
+        profile.observe_drafts([1.0] * 3, 3 if right else 1, ends=True)
+        profile.observe_rows((0, 0, 0, 4), read=bool(right), surprised=not right)
+    # Both ways take two forwards. Four tokens come of right drafts, three of a first draft that is right.
+    assert tokens_per_forward(profile, 1.0) == pytest.approx((4 + 3) / 2 / 2, rel=0.01)
 
 
 def test_masks_that_are_certain_fade_out_towards_a_threshold_of_one() -> None:

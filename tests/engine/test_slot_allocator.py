@@ -24,6 +24,7 @@ class Owner:
     num_computed_tokens: int = 0
     slot: int | None = None
     tenant: str = ""
+    reuses_cache: bool = True
 
 
 class Slots(RuleBasedStateMachine):

@@ -26,7 +26,6 @@ from tests.harness.harness_samples import (
     examples,
     generations,
     judged_slowly,
-    pairs,
     write_tasks,
 )
 from tests.serve.endpoint_samples import Served, config_of, served
@@ -132,18 +131,15 @@ def test_the_clients_of_the_harness_get_the_same_texts_from_our_endpoint(
     assert said(results) == model.generate_until(generations(chats, **SPEECH))
 
 
-def test_the_endpoint_refuses_to_judge_texts(endpoint: Served) -> None:
-    from lm_eval.models.openai_completions import LocalCompletionsAPI
-
-    client = LocalCompletionsAPI(
-        base_url=f"{endpoint.url}/v1/completions",
-        model="bundled",
-        tokenizer=str(resolve_model("bundled")),
-        tokenizer_backend="huggingface",
-        max_retries=1,
-    )
-    with pytest.raises(Exception, match="400"):
-        client.loglikelihood(pairs(("one plus", " two")))
+def test_the_harness_judges_texts_through_our_endpoint_as_our_model_does(tasks: TaskManager, endpoint: Served) -> None:
+    register()
+    ours = evaluated(tasks, [CHOOSE, READ], MODEL_NAME, "model=bundled")["results"]
+    arguments = f"model=bundled,base_url={endpoint.url}/v1/completions,tokenizer={resolve_model('bundled')}"
+    theirs = evaluated(tasks, [CHOOSE, READ], "local-completions", f"{arguments},tokenizer_backend=huggingface")[
+        "results"
+    ]
+    assert theirs[CHOOSE]["acc,none"] == ours[CHOOSE]["acc,none"]
+    assert theirs[READ]["word_perplexity,none"] == pytest.approx(ours[READ]["word_perplexity,none"], rel=1e-3)
 
 
 @pytest.mark.slow

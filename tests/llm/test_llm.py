@@ -45,6 +45,13 @@ def test_a_string_is_a_conversation_of_one_message(llm: LLM) -> None:
     assert one.token_ids == other.token_ids == listed.token_ids
 
 
+def test_a_prompt_is_scored_without_an_answer(llm: LLM) -> None:
+    [output] = llm.generate("Names: Ann,", SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids) - 1
+    assert all(entry.chosen < 0 for entry in output.prompt_logprobs)
+    assert (output.text, output.finish_reason) == ("", "length")
+
+
 def test_token_ids_and_text_are_the_same_prompt(llm: LLM) -> None:
     ids = llm.tokenizer("Names: Ann,")["input_ids"]
     [text], [alone], [listed] = (llm.generate(prompt, SHORT) for prompt in ("Names: Ann,", ids, [ids]))

@@ -113,7 +113,13 @@ def served(
             metrics = EngineMetrics(model=config.model_name, replica="test")
             client = LocalEngineClient(
                 engine,
-                ModelInfo(name=config.model_name, created=1, engine=facts, adapters=tuple(config.adapters)),
+                ModelInfo(
+                    name=config.model_name,
+                    created=1,
+                    engine=facts,
+                    served_names=config.served_model_names,
+                    adapters=tuple(config.adapters),
+                ),
                 metrics,
             )
             plan = config.plan(FOLDER)

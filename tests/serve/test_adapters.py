@@ -57,5 +57,5 @@ def test_adapters_that_cannot_be_told_apart_are_refused(given: list[str]) -> Non
 
 
 def test_no_adapter_has_the_name_of_the_model() -> None:
-    with pytest.raises(ConfigError, match="no adapter may have the name of the model, 'bundled'"):
+    with pytest.raises(ConfigError, match="'bundled' names two models or adapters"):
         config_of(adapters={"bundled": "somewhere"})

@@ -15,8 +15,8 @@ from openai.types.completion_usage import CompletionUsage
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.openai_api.deltas import OutputDelta, concatenate, delta_of, split_by_token
+from mars_ray.openai_api.prompt_scores import LEAST_LOGPROB
 from mars_ray.openai_api.responses import (
-    LEAST_LOGPROB,
     ChatResponseBuilder,
     CompletionResponseBuilder,
     ResponseBuilder,

@@ -12,6 +12,7 @@ from tests.training.train_samples import MakeConfig
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
+@pytest.mark.slow
 def test_training_joins_the_cluster_of_its_program_from_any_thread(make_config: MakeConfig) -> None:
     node, found = ray.get_runtime_context().get_node_id(), list[StepMetrics]()
     thread = threading.Thread(target=lambda: found.append(mars_ray.train(make_config())))

@@ -146,6 +146,8 @@ def test_cancelled_requests_leave_vllm_and_the_queue(engine: VllmEngine, core: C
 def test_what_vllm_refuses_ends_alone(engine: VllmEngine) -> None:
     with pytest.raises(RequestError, match="13"):
         engine.add(request("at once", top_k=13))
+    with pytest.raises(RequestError, match="prompt_logprobs is 1; the engine vllm scores no prompts"):
+        engine.add(request("scored", prompt_logprobs=1))
     engine.add(request("later", first=13))
     engine.add(request("good"))
     ended = {c.request_id: c.finished for step in run_steps(engine) for c in step if c.finished}

@@ -39,6 +39,7 @@ ANSWER_COLUMNS: dict[str, pa.DataType] = {
     "threshold": pa.float64(),
     "finish_reason": pa.string(),
     "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
     "token_ids": pa.list_(pa.int64()),
     "accepted": pa.list_(pa.int64()),
 }

@@ -37,11 +37,18 @@ from mars_ray.openai_api.api_error import ApiError, api_error
 from mars_ray.openai_api.call_format import answer_format, ends_in_reasoning, markers_of
 from mars_ray.openai_api.chat_messages import text_of
 from mars_ray.openai_api.conversation import conversation
-from mars_ray.openai_api.deltas import delta_of
+from mars_ray.openai_api.deltas import answers_of
+from mars_ray.openai_api.infill import infill_markers, infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.openai_api.prompt_scores import shown_prompt, shown_prompts
 from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.responses import ChatResponseBuilder, CompletionResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.responses import (
+    ChatResponseBuilder,
+    CompletionResponseBuilder,
+    ResponseBuilder,
+    ResponseMetadata,
+)
 from mars_ray.openai_api.translate import check_limits, engine_requests, tools_of
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
@@ -120,7 +127,7 @@ class OpenAIBatchFormat:
             check_limits(body, self._limits)
             prompt, prompt_text, plan = self._prompt(body)
             request = self._request(id, body, prompt, plan)
-            return ParsedRow(id=id, request=request, prompt_text=prompt_text, columns={"url": url}, plan=plan)
+            return ParsedRow(id=id, request=request, prompt_text=prompt_text, columns={"body": body}, plan=plan)
         except ValidationError as error:
             api = validation_error(error.errors(), line.get("body"))
             raise RequestError(api.message) from api
@@ -129,8 +136,10 @@ class OpenAIBatchFormat:
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return the output line of a row, as a list of one record."""
-        chat = row.columns["url"] == CHAT
-        usage = ResponseUsage(prompt_tokens=len(row.request.prompt))
+        body: ChatCompletionRequest | CompletionRequest = row.columns["body"]
+        chat = isinstance(body, ChatCompletionRequest)
+        prompt = row.request.prompt
+        usage = ResponseUsage(prompt_tokens=len(prompt))
         metadata = ResponseMetadata(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{_digest(row.id)}",
             created=int(self._clock()),
@@ -139,9 +148,14 @@ class OpenAIBatchFormat:
         )
         for answer in answers:
             usage.add(answer)
-        builder = ChatResponseBuilder(metadata, row.plan) if chat else CompletionResponseBuilder(metadata)
-        body = builder.full([delta_of(replace(answer, audits=()), answer.index) for answer in answers], usage.usage())
-        return [_line(row.id, row.id, _response(row.id, 200, body.model_dump(mode="json", exclude_unset=True)))]
+        builder: ResponseBuilder
+        if isinstance(body, ChatCompletionRequest):
+            builder = ChatResponseBuilder(metadata, row.plan, shown_prompt(body, prompt))
+        else:
+            builder = CompletionResponseBuilder(metadata, shown_prompts(body, [prompt], metadata.bytes_of))
+        unaudited = [replace(answer, audits=()) for answer in answers]
+        response = builder.full(answers_of(unaudited, body.n, 0, logprobs=body.shows_logprobs), usage.usage())
+        return [_line(row.id, row.id, _response(row.id, 200, response.model_dump(mode="json", exclude_unset=True)))]
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
         """Return the line for the errors file."""
@@ -159,7 +173,9 @@ class OpenAIBatchFormat:
             return self._chat_prompt(body)
         if body.texts:
             [text] = body.texts
-            ids: list[int] = self._tokenizer(text)["input_ids"]
+            infill = infill_markers(self._tokenizer.get_vocab()) if body.suffix else None
+            read = infill_prompt(infill, text, body.suffix) if body.suffix else text
+            ids: list[int] = self._tokenizer(read)["input_ids"]
             return ids, text, None
         [ids] = body.ids
         return ids, str(ids), None

@@ -16,7 +16,7 @@ from mars_ray.batch.rows.row_options import decode_of, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.records import Message, parse_messages
-from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.chunk import Chunk, TokenLogprobs
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
 
@@ -59,13 +59,14 @@ class PlainFormat:
                     f"it has both {name!r} and {kept_name(name)!r}; rename one, they clash in the output"
                 )
         messages = self._messages(columns)
-        prompt = tuple(self._encoder.prompt(messages))
+        sampling = sampling_of(id, columns, self._settings.sampling)
+        prompt = self._prompt(messages, answered=sampling.max_tokens > 0)
         if not prompt:
             raise BadRecordError("the chat template renders it as an empty prompt")
         request = Request(
             id=id,
             prompt=prompt,
-            sampling=sampling_of(id, columns, self._settings.sampling),
+            sampling=sampling,
             decode=decode_of(columns, self._settings.decode),
         )
         return ParsedRow(id=id, request=request, prompt_text=_last_user_text(messages), columns=columns)
@@ -76,10 +77,12 @@ class PlainFormat:
         if input_columns.get("input_prompt") in (None, row.prompt_text):
             input_columns.pop("input_prompt", None)
         logprobs = row.request.sampling.logprobs is not None
+        scored = row.request.sampling.prompt_logprobs is not None
         return [
             {"id": row.id, "sample": sample, "prompt": row.prompt_text}
             | _outcome(answer)
-            | ({"logprobs": _logprobs(answer)} if logprobs else {})
+            | ({"logprobs": _logprobs(answer.tokens, answer.logprobs)} if logprobs else {})
+            | ({"prompt_logprobs": _prompt_logprobs(row, answers[0]) if sample == 0 else None} if scored else {})
             | (
                 {"token_ids": list(answer.tokens), "accepted": list(answer.accepted_lengths)}
                 if self._settings.trace
@@ -98,11 +101,16 @@ class PlainFormat:
             messages = _user_message(self._template.fill(columns))
         else:
             messages = _conversation(columns, self._settings.prompt_column)
-        if messages[-1]["role"] == "assistant":
-            raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
         if not messages[-1]["content"].strip():
             raise BadRecordError("its prompt is empty")
         return messages
+
+    def _prompt(self, messages: tuple[Message, ...], *, answered: bool) -> tuple[int, ...]:
+        """Return the tokens of a conversation, up to the beginning of the answer, or whole if it is only scored."""
+        ends = messages[-1]["role"] == "assistant"
+        if answered and ends:
+            raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
+        return tuple(self._encoder.ids(self._encoder.whole_text(messages)) if ends else self._encoder.prompt(messages))
 
 
 def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...]:
@@ -142,12 +150,18 @@ def _outcome(answer: Chunk) -> JsonRecord:
     }
 
 
-def _logprobs(answer: Chunk) -> list[dict[str, Any]]:
+def _prompt_logprobs(row: ParsedRow, answer: Chunk) -> list[dict[str, Any]]:
+    """Return an entry for each token of the prompt; the first token has no log-probability."""
+    first, *tokens = row.request.prompt
+    return [{"token": first, "logprob": None, "top": []}, *_logprobs(tokens, answer.prompt_logprobs)]
+
+
+def _logprobs(tokens: Sequence[int], entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     return [
         {
             "token": token,
             "logprob": max(entry.chosen, LEAST_LOGPROB),
             "top": [[candidate, max(logprob, LEAST_LOGPROB)] for candidate, logprob in entry.top],
         }
-        for token, entry in zip(answer.tokens, answer.logprobs, strict=True)
+        for token, entry in zip(tokens, entries, strict=True)
     ]

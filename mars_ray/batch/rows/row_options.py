@@ -19,7 +19,7 @@ from mars_ray.errors import RequestError
 COLUMNS = ("max_tokens", "temperature", "top_p", "seed", "stop", "n")
 """Parameters that may be columns of their own."""
 GRAMMARS = ("schema", "regex", "response_format")
-INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs")
+INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs")
 PARAMETERS = frozenset(
     (
         *COLUMNS,

@@ -23,7 +23,8 @@ REQUEST_FIELDS = ("messages", "prompt", "sampling", "threshold", "mode")
 STAGE_COLUMNS = {
     name: ANSWER_COLUMNS[name]
     for name in (
-        *("sample", "text", "finish_reason", "tokens", "forwards", "tokens_per_forward", "threshold", "logprobs"),
+        *("sample", "text", "finish_reason", "tokens", "forwards", "tokens_per_forward", "threshold"),
+        *("logprobs", "prompt_logprobs"),
     )
 } | {"error": pa.string()}
 """Columns that a stage adds to its rows. Existing columns with these names are replaced."""

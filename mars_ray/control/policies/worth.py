@@ -12,7 +12,7 @@ from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
 
-IN_TIME_PER_CAPACITY = 3.0
+IN_TIME_PER_CAPACITY = 2.0
 """Gain in percentage points of requests finished in time per percent of added capacity, while capacity is short.
 Simulations show 9 to 13 around full load, where queues build up and drain, and 1 to 6 in lasting overload."""
 SPREAD = 0.15

@@ -11,6 +11,7 @@ are final.
 import random
 import time
 from collections import abc
+from dataclasses import replace
 
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason
 from mars_ray.engine.core.adapters import Adapters, AdaptersByName
@@ -25,7 +26,7 @@ from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import LOSSLESS, Request
 from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, picks_of, record
-from mars_ray.engine.sampling.proposals import logprobs_of, propose_all
+from mars_ray.engine.sampling.proposals import logprobs_of, prompt_logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
 from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
@@ -219,19 +220,26 @@ class Engine:
         self._stats.forward_ended(batch, inputs.kv_tokens)
         chunks = []
         for scheduled, span, proposals in zip(batch, picks, proposed, strict=True):
+            sequence = scheduled.sequence
             try:
+                if sequence.prompt_logprobs is not None:
+                    sequence.prompt_logprobs += prompt_logprobs_of(scheduled, span, output)
                 if scheduled.has_logits:
                     chunks.append(self._verify_and_commit(scheduled, span, proposals, output))
                 else:
-                    scheduled.sequence.num_computed_tokens += scheduled.num_tokens
+                    sequence.num_computed_tokens += scheduled.num_tokens
             except Exception as error:  # an error here concerns one sequence only
-                chunks.append(self._fail(scheduled.sequence, error))
+                chunks.append(self._fail(sequence, error))
         return chunks
 
     def _verify_and_commit(
         self, scheduled: ScheduledSequence, picks: slice, proposals: Proposals, output: ForwardOutput
     ) -> Chunk:
         sequence = scheduled.sequence
+        scored, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs or ()), None
+        if sequence.max_tokens == 0:
+            sequence.num_computed_tokens += scheduled.num_tokens
+            return replace(self._cut_short(sequence, "length"), prompt_logprobs=scored)
         acceptance = self._thresholds.acceptance(sequence)
         rule = acceptance or LOSSLESS  # without masks nothing is accepted
         left = sequence.max_tokens - sequence.num_output_tokens
@@ -250,6 +258,7 @@ class Engine:
             tokens=emitted.tokens,
             pieces=emitted.pieces,
             logprobs=() if count is None else logprobs_of(emitted, chosen, count, output, sequence.forwards),
+            prompt_logprobs=scored,
             audits=audits,
             threshold=rule.threshold,
             masks=scheduled.num_masks,

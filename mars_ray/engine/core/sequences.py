@@ -70,6 +70,7 @@ def new_sequences(
             detokenizer=IncrementalDetokenizer(model.tokenizer, sampling.stop, sampling.skip_special_tokens),
             tokens=list(request.prompt),
             matcher=matcher,
+            prompt_logprobs=[] if index == 0 and sampling.prompt_logprobs is not None else None,
             draft_tokens=matcher.take_forced(max_tokens) if matcher else [],  # fed together with the prompt
         )
         sequences.append(sequence)

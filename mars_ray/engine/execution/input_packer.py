@@ -57,8 +57,8 @@ class InputPacker:
         rectangle if they would make the first one much wider.
 
         The picks of a sequence begin at its last token. With `audit`, or for a request with log-probabilities, a
-        decoding sequence has picks at all its tokens. A part of a prompt that stops short of the prompt's end has no
-        picks.
+        decoding sequence has picks at all its tokens. A part of a prompt has picks at all its tokens if it is scored;
+        otherwise a part that stops short of the prompt's end has no picks.
         """
         packed = self._lists(batch, audit)
         slots = [scheduled.sequence.slot or 0 for scheduled in batch]
@@ -116,10 +116,12 @@ class InputPacker:
             packed.ids += sequence.tokens[computed : computed + scheduled.num_tokens]
             if scheduled.has_logits:
                 audited = scheduled.is_decode and (audit or sequence.request.sampling.logprobs is not None)
-                first = start if audited else len(packed.ids) - 1
+                first = start if audited or scheduled.num_scored else len(packed.ids) - 1
                 packed.ids += sequence.draft_tokens
                 packed.ids += [self._mask_id] * scheduled.num_masks
                 packed.picks += range(first, len(packed.ids))
+            elif scheduled.num_scored:
+                packed.picks += range(start, start + scheduled.num_scored)
             length = len(packed.ids) - start
             masks = [offset for row in scheduled.masks for offset in range(row)]
             packed.offsets += [-1] * (length - len(masks)) + masks

@@ -26,6 +26,10 @@ class Owner(Protocol):
     slot: int | None
 
     @property
+    def reuses_cache(self) -> bool:
+        """Whether the owner may begin with content that the cache holds."""
+
+    @property
     def tenant(self) -> str:
         """The only tenant that may reuse the content, so that timing reveals nothing to other tenants."""
 
@@ -206,7 +210,9 @@ class SlotAllocator:
 
 
 def _shared_length(slot: _Slot, owner: Owner) -> int:
-    return _common(slot.content(), owner.tokens, len(owner.tokens) - 1) if slot.tenant == owner.tenant else 0
+    if slot.tenant != owner.tenant or not owner.reuses_cache:
+        return 0
+    return _common(slot.content(), owner.tokens, len(owner.tokens) - 1)
 
 
 def _common(left: abc.Sequence[int], right: abc.Sequence[int], limit: int) -> int:

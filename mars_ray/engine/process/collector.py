@@ -51,6 +51,7 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         tokens=tuple(token for chunk in chunks for token in chunk.tokens),
         pieces=tuple(piece for chunk in chunks for piece in chunk.pieces),
         logprobs=tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
+        prompt_logprobs=tuple(logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs),
         audits=tuple(audit for chunk in chunks for audit in chunk.audits),
         threshold=min(chunk.threshold for chunk in chunks),
         masks=max(chunk.masks for chunk in chunks),

@@ -133,11 +133,9 @@ def record(
     if scheduled.num_masks:
         _record_masks(profile, scheduled, picks_of(scheduled, picks), verification, output, draft_price)
     if sequence.draft_confidences:  # empty if a grammar forced the drafts
-        # A draft that is a stop token comes last, and counts as the autoregressive token of the forward verifying it.
-        judged = len(sequence.draft_tokens) - (sequence.draft_tokens[-1] in sequence.stop_ids)
-        drafts = sequence.draft_confidences[:judged]
-        right = min(verification.num_accepted_drafts, judged)
-        profile.observe_drafts(drafts, right, after=len(sequence.accepted_confidences))
+        drafts, right = sequence.draft_confidences, verification.num_accepted_drafts
+        ends = sequence.draft_tokens[-1] in sequence.stop_ids  # a stop token is the last draft
+        profile.observe_drafts(drafts, right, after=len(sequence.accepted_confidences), ends=ends)
         if not sequence.accepted_confidences and acceptance == LOSSLESS:
             profile.observe_audit(0.0, drafts, [True] * right + [False])
     if audits := audits_of(scheduled, picks, output):

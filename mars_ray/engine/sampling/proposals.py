@@ -145,6 +145,20 @@ def _within_grammar(
 
 
 @torch.inference_mode()
+def prompt_logprobs_of(scheduled: ScheduledSequence, picks: slice, output: ForwardOutput) -> list[TokenLogprobs]:
+    """Return the log-probabilities of the prompt's tokens that the first picks of a sequence predict.
+
+    Call this before `advance`.
+    """
+    sequence = scheduled.sequence
+    count = sequence.request.sampling.prompt_logprobs or 0
+    first = sequence.num_computed_tokens + 1
+    tokens = sequence.request.prompt[first : first + scheduled.num_scored]
+    entries = _token_logprobs(tokens, range(picks.start, picks.start + len(tokens)), count, output)
+    return [TokenLogprobs(chosen, top, forward=0) for chosen, top in entries]
+
+
+@torch.inference_mode()
 def logprobs_of(
     emitted: Emitted, picks: abc.Iterable[int], count: int, output: ForwardOutput, forward: int
 ) -> tuple[TokenLogprobs, ...]:
@@ -152,13 +166,18 @@ def logprobs_of(
 
     The k-th token was chosen at the k-th of `picks`, in the forward numbered `forward`.
     """
-    tokens = emitted.tokens
+    entries = _token_logprobs(emitted.tokens, picks, count, output)
+    return tuple(
+        TokenLogprobs(chosen, top, start, forward) for (chosen, top), start in zip(entries, emitted.starts, strict=True)
+    )
+
+
+def _token_logprobs(
+    tokens: abc.Sequence[int], picks: abc.Iterable[int], count: int, output: ForwardOutput
+) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """Return the log-probability of each token at its pick, and the `count` most likely tokens there with theirs."""
     log_p_TV = output.logits_MV[list(islice(picks, len(tokens)))].log_softmax(dim=-1)
     chosen_T = log_p_TV.gather(1, torch.tensor(tokens, device=log_p_TV.device)[:, None]).squeeze(1)
     best, ids = log_p_TV.topk(count, dim=-1)
-    return tuple(
-        TokenLogprobs(chosen, tuple(zip(top_ids, top, strict=True)), start, forward)
-        for chosen, top_ids, top, start in zip(
-            chosen_T.tolist(), ids.tolist(), best.tolist(), emitted.starts, strict=True
-        )
-    )
+    top = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), best.tolist(), strict=True)]
+    return list(zip(chosen_T.tolist(), top, strict=True))

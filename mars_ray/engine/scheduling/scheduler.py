@@ -21,6 +21,10 @@ from mars_ray.engine.service_class import ServiceClass
 DECODE_TOKENS = 16
 """Maximum number of pending tokens of a decoding sequence. A sequence with more is still reading its prompt."""
 
+MAX_SCORED_TOKENS = 256
+"""Maximum number of prompt tokens per step whose log-probabilities are asked for. The logits of one token take 0.6 MB
+with a vocabulary of 150,000."""
+
 WORTH_WAITING_TOKENS = 32
 """A prompt waits if another sequence will soon have computed at least this many more tokens of a shared prefix."""
 
@@ -46,6 +50,8 @@ class ScheduledSequence:
     """Number of masks in all rows."""
     num_positions: int = field(init=False)
     """Number of positions that go through the network."""
+    num_scored: int = field(init=False)
+    """Number of the first positions whose logits give the log-probability of the next token of the prompt."""
 
     def __post_init__(self) -> None:
         # Computed here, because the sequence changes when the output of the forward is committed.
@@ -53,6 +59,11 @@ class ScheduledSequence:
         self.num_drafts = len(self.masks) - 1
         self.num_masks = sum(self.masks)
         self.num_positions = self.num_tokens + self.num_drafts + self.num_masks
+        self.num_scored = 0
+        if self.sequence.prompt_logprobs is not None:
+            self.num_scored = min(
+                self.num_tokens, self.sequence.num_prompt_tokens - 1 - self.sequence.num_computed_tokens
+            )
 
     def mask_picks(self, picks: slice, drafts: int) -> range:
         """Return the picks of the masks after the first `drafts` drafts. `picks` must begin at the last token."""
@@ -63,6 +74,22 @@ class ScheduledSequence:
     def is_decode(self) -> bool:
         """Whether the sequence is decoding rather than reading a part of its prompt."""
         return self.num_tokens <= DECODE_TOKENS
+
+
+@dataclass(slots=True)
+class _PromptBudget:
+    """Number of prompt tokens that the step can still read, and of those that it can still score."""
+
+    tokens: int
+    scored: int = MAX_SCORED_TOKENS
+
+    def take(self, sequence: Sequence) -> int:
+        """Return how many pending tokens of a sequence the step reads."""
+        scores = sequence.prompt_logprobs is not None
+        count = min(sequence.num_pending_tokens, self.tokens, self.scored if scores else self.tokens)
+        self.tokens -= count
+        self.scored -= count * scores
+        return count
 
 
 class Scheduler:
@@ -104,18 +131,16 @@ class Scheduler:
         """Return the batch of the next step, decoding sequences first. It is empty if there is nothing to do."""
         masks_for = cache(masks_for)  # each admission needs the masks of all running sequences
         self._make_room(masks_for)
-        budget = self._max_prefill_tokens
+        budget = _PromptBudget(self._max_prefill_tokens)
         batch: list[ScheduledSequence] = []
         for sequence in self.running:
-            if sequence.num_pending_tokens <= DECODE_TOKENS:
-                batch.append(_scheduled(sequence, sequence.num_pending_tokens, masks_for))
-            elif budget > 0:
-                batch.append(_scheduled(sequence, min(sequence.num_pending_tokens, budget), masks_for))
-                budget -= batch[-1].num_tokens
-        while budget > 0 and self._admit(masks_for):
+            pending = sequence.num_pending_tokens
+            if count := pending if pending <= DECODE_TOKENS else budget.take(sequence):
+                batch.append(_scheduled(sequence, count, masks_for))
+        while budget.tokens > 0 and self._admit(masks_for):
             sequence = self.running[-1]
-            batch.append(_scheduled(sequence, min(sequence.num_pending_tokens, budget), masks_for))
-            budget -= batch[-1].num_tokens
+            if count := budget.take(sequence):
+                batch.append(_scheduled(sequence, count, masks_for))
         for scheduled in batch:
             self.waiting.served(scheduled.sequence.service_class, scheduled.num_tokens)
         return sorted(batch, key=lambda scheduled: not scheduled.is_decode)
@@ -134,6 +159,8 @@ class Scheduler:
         self._slots.free(sequence)
         # Other sequences may overwrite the slot. What is left of it later is found again as a shared prefix.
         sequence.num_computed_tokens = 0
+        if sequence.prompt_logprobs is not None:
+            sequence.prompt_logprobs.clear()
         self.waiting.put_back(sequence)
         self.preemptions += 1
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mars_ray.engine.chunk import Finished, FinishReason
+from mars_ray.engine.chunk import Finished, FinishReason, TokenLogprobs
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
@@ -36,6 +36,8 @@ class Sequence:
     """Confidences of the tokens that the last step accepted at masks; these tokens are the last of `tokens`."""
     draft_confidences: list[float] = field(default_factory=list)
     """Confidences of `draft_tokens`; empty if a grammar forces them."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Log-probabilities of the prompt's tokens so far; None if they are not asked for or already returned."""
     num_cached_tokens: int = 0
     """Number of prompt tokens that were already in the cache when the sequence started."""
     forwards: int = 0
@@ -61,6 +63,11 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Number of tokens that the network has not seen yet; at least one until the sequence ends."""
         return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def reuses_cache(self) -> bool:
+        """Whether the sequence may begin with what the cache holds. Scoring a prompt needs the logits of all of it."""
+        return self.prompt_logprobs is None
 
     @property
     def tenant(self) -> str:

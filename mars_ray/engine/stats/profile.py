@@ -5,6 +5,7 @@ tokens accepted at masks with the model's own choice one forward later. Observin
 only appends its observations to lists.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Profile:
         self._masks = masks
         self._looks: list[tuple[int, list[float], float, bool]] = []
         self._audits: list[tuple[float, list[float], list[bool]]] = []
-        self._verified: list[tuple[int, list[float], int]] = []
+        self._verified: list[tuple[int, list[float], int, bool]] = []
         self._looked_K: Counts = np.zeros(masks)
         """Forwards whose k-th mask was read."""
         self._accepted_GK: Counts = np.zeros((len(GRID), masks))
@@ -87,16 +88,18 @@ class Profile:
         self._likely_GK: Counts = np.zeros((len(GRID), masks))
         """Expected number of drafts, judging by confidences, that are right along with all drafts before them."""
         self._ended_GK: Counts = np.zeros((len(GRID), masks))
-        """Forwards that read the k-th mask and whose drafts reach a stop token, so that one more forward verifies
-        them."""
-        self._all_right_GK: Counts = np.zeros((len(GRID), masks))
-        """Expected number of forwards whose last draft is at the k-th mask and whose drafts are all right."""
+        """Expected number of forwards that read the k-th mask and whose drafts are all right and reach a stop token,
+        so that one more forward without masks verifies them."""
+        self._all_right_G: Counts = np.zeros(len(GRID))
+        """Expected number of forwards that give drafts, all of them right."""
         self._drafting_G: Counts = np.zeros(len(GRID))
         """Forwards that give at least one draft."""
         self._expected_K: Counts = np.zeros(masks)
         """Expected number of right drafts, like `_likely_GK`, among the drafts that were verified."""
         self._right_K: Counts = np.zeros(masks)
         """Verified drafts that were right along with all drafts before them."""
+        self._expected_whole = self._right_whole = 0.0
+        """Verifications in which all drafts were expected to be right, and in which they were."""
         self._surprised = self._void = 0.0
         """Forwards that found a wrong draft, and how many of these had no masks after the last right draft."""
         self._drafts = self._rows = 0.0
@@ -131,9 +134,12 @@ class Profile:
         if len(self._looks) >= FOLD_FORWARDS:
             self._fold()
 
-    def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0) -> None:
-        """Record verified drafts that follow `after` accepted tokens at masks. The first `right` drafts were right."""
-        self._verified.append((after, confidences, right))
+    def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0, ends: bool = False) -> None:
+        """Record verified drafts that follow `after` accepted tokens at masks. The first `right` drafts were right.
+
+        `ends` means that the last draft is a stop token.
+        """
+        self._verified.append((after, confidences, right, ends))
 
     def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
         """Record the lengths of a forward's mask rows, whether a row was read, and whether a draft was wrong."""
@@ -191,9 +197,10 @@ class Profile:
         """Return the shares of forwards that accept, draft, and draft correctly at each mask (see `look_ahead`)."""
         common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
         truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
-        surprises = max(0.0, self._drafting_G[number] - float(self._all_right_GK[number] @ truth_K))
+        whole = (self._right_whole + 1) / (self._expected_whole + 1)
+        surprises = max(0.0, self._drafting_G[number] - whole * self._all_right_G[number])
         void = surprises * (self._void / self._surprised if self._surprised else 0.0)
-        forwards_K = np.maximum(self._looked_K + self._ended_GK[number] + void, 1e-9)
+        forwards_K = np.maximum(self._looked_K + whole * self._ended_GK[number] + void, 1e-9)
         drafted_K = self._drafted_GK[number] / forwards_K
         right_K = np.minimum(self._likely_GK[number] / forwards_K * truth_K, drafted_K)
         return self._accepted_GK[number] / forwards_K, drafted_K, right_K
@@ -221,15 +228,15 @@ class Profile:
         # token counts as the autoregressive token of the last forward.
         reaches_GFK = ~accepted_GFK & (right_GFK >= price_F1) & (sure_FK >= 0)
         drafted_GFK = reaches_GFK & ~last_FK
-        last_draft_GFK = drafted_GFK & ~np.pad(drafted_GFK[..., 1:], ((0, 0), (0, 0), (0, 1)))
+        all_right_GFK = right_GFK * (reaches_GFK & ~np.pad(reaches_GFK[..., 1:], ((0, 0), (0, 0), (0, 1))))
         for counts, observed in (
             (self._looked_K, looked_FK.sum(axis=0)),
             (self._accepted_GK, accepted_GFK.sum(axis=1)),
             (self._drafted_GK, drafted_GFK.sum(axis=1)),
             (self._likely_GK, (drafted_GFK * right_GFK).sum(axis=1)),
-            (self._ended_GK, (reaches_GFK & last_FK).any(axis=2) @ looked_FK.astype(int)),
-            (self._all_right_GK, (last_draft_GFK * right_GFK).sum(axis=1)),
-            (self._drafting_G, drafted_GFK.any(axis=2).sum(axis=1)),
+            (self._ended_GK, (all_right_GFK * last_FK).sum(axis=2) @ looked_FK.astype(int)),
+            (self._all_right_G, all_right_GFK.sum(axis=(1, 2))),
+            (self._drafting_G, reaches_GFK.any(axis=2).sum(axis=1)),
         ):
             counts *= keep
             counts += observed
@@ -237,12 +244,18 @@ class Profile:
     def _fold_verified(self) -> None:
         verified, self._verified = self._verified, []
         keep, masks_K = 0.5 ** (len(verified) / HALF_LIFE), np.arange(self._masks)
-        sure_FK = np.array([([1.0] * after + sure + [0.0] * self._masks)[: self._masks] for after, sure, _ in verified])
+        sure_FK = np.array(
+            [([1.0] * after + sure + [0.0] * self._masks)[: self._masks] for after, sure, *_ in verified]
+        )
         after_F1 = np.array([[after] for after, *_ in verified])
-        right_F1 = np.array([[right] for *_, right in verified])
-        is_draft_FK = masks_K >= after_F1
+        right_F1 = np.array([[right] for _, _, right, _ in verified])
+        # A draft that is a stop token counts as the autoregressive token of the forward that verifies it.
+        end_F1 = np.array([[after + len(sure) - ends] for after, sure, _, ends in verified])
+        is_draft_FK = (masks_K >= after_F1) & (masks_K < end_F1)
         self._expected_K = keep * self._expected_K + (is_draft_FK * sure_FK.cumprod(axis=1)).sum(axis=0)
         self._right_K = keep * self._right_K + (is_draft_FK & (masks_K < after_F1 + right_F1)).sum(axis=0)
+        self._expected_whole = keep * self._expected_whole + sum(math.prod(sure) for _, sure, *_ in verified)
+        self._right_whole = keep * self._right_whole + sum(right == len(sure) for _, sure, right, _ in verified)
 
     def _fold_audits(self) -> None:
         audits, self._audits = self._audits, []

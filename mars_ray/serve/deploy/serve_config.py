@@ -68,6 +68,8 @@ class ServeConfig(_Settings):
     """Further adapters, keyed by name. Callers select an adapter as a model, by this name."""
     name: str | None = None
     """Name of the model in the API; None means the name of its folder."""
+    served_model_names: tuple[str, ...] = ()
+    """Further names under which callers may request the model. Answers carry the name that was requested."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
     """Mode of requests that do not set one. 'exact' returns the same answers as 'ar', but faster."""
     threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
@@ -115,8 +117,9 @@ class ServeConfig(_Settings):
         if len({service_class.name for service_class in self.classes}) < max(1, len(self.classes)):
             raise ValueError("name at least one class of service, and each only once")
         ControlPlan(ceiling=self.threshold, classes=self.classes)
-        if self.model_name in self.adapters:
-            raise ValueError(f"no adapter may have the name of the model, {self.model_name!r}")
+        names = [self.model_name, *self.served_model_names, *self.adapters]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{twice!r} names two models or adapters; names must differ")
         return self
 
     @property

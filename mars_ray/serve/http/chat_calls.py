@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from mars_ray.engine.request import Request
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.deltas import concatenate, delta_of
+from mars_ray.openai_api.deltas import answers_of, delta_of
+from mars_ray.openai_api.prompt_scores import shown_prompt
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits, engine_requests
@@ -34,6 +35,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    body: ChatCompletionRequest
     request: Request
     builder: ChatResponseBuilder
     usage: ResponseUsage
@@ -62,11 +64,8 @@ class ChatCalls:
         chunks = await collect_with_retry(partial(self._endpoint.client.collect, call.request))
         for chunk in chunks:
             count_chunk(chunk, call.usage)
-        deltas = [
-            concatenate([delta_of(chunk, choice) for chunk in chunks if chunk.index == choice])
-            for choice in range(call.request.sampling.n)
-        ]
-        return call.builder.full(deltas, call.usage.usage())
+        answers = answers_of(chunks, call.body.n, 0, logprobs=call.body.logprobs)
+        return call.builder.full(answers, call.usage.usage())
 
     async def _prepared(self, messages: Messages, fields: Mapping[str, Any]) -> _Call:
         """Return the request to the engine. Raises `RequestError` in the cases that the HTTP API answers with 400."""
@@ -99,4 +98,5 @@ class ChatCalls:
             model=model.name,
             token_bytes=model.engine.token_bytes,
         )
-        return _Call(request, ChatResponseBuilder(metadata, plan), ResponseUsage(prompt_tokens=len(prompt)))
+        builder = ChatResponseBuilder(metadata, plan, shown_prompt(body, prompt))
+        return _Call(body, request, builder, ResponseUsage(prompt_tokens=len(prompt)))

@@ -26,8 +26,10 @@ from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError, api_error
 from mars_ray.openai_api.chat_messages import Message
 from mars_ray.openai_api.conversation import conversation, template_text
-from mars_ray.openai_api.deltas import concatenate, delta_of, split_by_token
+from mars_ray.openai_api.deltas import answers_of, delta_of, split_by_token
+from mars_ray.openai_api.infill import infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.openai_api.prompt_scores import shown_prompt, shown_prompts
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -96,7 +98,7 @@ class _Generation:
 
     def running(self) -> asyncio.Semaphore:
         """Return a semaphore that limits how many prompts of this request run at a time."""
-        return asyncio.Semaphore(max(1, MAX_RUNNING_CHOICES // self.body.n))
+        return asyncio.Semaphore(max(1, MAX_RUNNING_CHOICES // self.body.candidates))
 
     def choice(self, prompt: int, chunk: Chunk) -> int:
         """Return the index of the choice that a chunk belongs to."""
@@ -150,7 +152,7 @@ class Endpoint:
         """Return the facts about a model or adapter; None means the main model. Raises a 404 for an unknown name."""
         model = await self.model_info()
         if (info := model.by_name(name)) is None:
-            names = ", ".join(map(repr, (model.name, *model.adapters)))
+            names = ", ".join(map(repr, (model.name, *model.served_names, *model.adapters)))
             message = f"the model {(name or '')[:80]!r} does not exist here. Available: {names}."
             raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
         return info
@@ -168,7 +170,7 @@ class Endpoint:
         if self._log_prompts:
             exchange.prompt = [message.model_dump(exclude_unset=True) for message in body.messages]
         prompt, plan = await self.chat_prompt(body, model, exchange.key or "")
-        builder = ChatResponseBuilder(_metadata(model, "chatcmpl", http), plan)
+        builder = ChatResponseBuilder(_metadata(model, "chatcmpl", http), plan, shown_prompt(body, prompt))
         try:
             return await self._generate(body, model, [prompt], http, builder, plan)
         except GrammarError as error:
@@ -180,13 +182,16 @@ class Endpoint:
         check_limits(body, self.limits)
         if self._log_prompts:
             Exchange.of(http.scope).prompt = "\n".join(body.texts)
-        for text in body.texts:
+        texts = body.texts
+        if body.suffix:
+            texts = [infill_prompt(self.tokenizer.infill, text, body.suffix) for text in texts]
+        for text in texts:
             check_text_length([text], model, self._longest_token_bytes)
         key = Exchange.of(http.scope).key or ""
-        prompts = await self.tokenizer.encode(body.texts, key) if body.texts else body.ids
-        return await self._generate(
-            body, model, prompts, http, CompletionResponseBuilder(_metadata(model, "cmpl", http))
-        )
+        prompts = await self.tokenizer.encode(texts, key) if texts else body.ids
+        metadata = _metadata(model, "cmpl", http)
+        shown = shown_prompts(body, prompts, metadata.bytes_of)
+        return await self._generate(body, model, prompts, http, CompletionResponseBuilder(metadata, shown, body.n))
 
     async def chat_prompt(
         self, body: ChatCompletionRequest, model: ModelInfo, key: str
@@ -264,14 +269,14 @@ class Endpoint:
                 for request in generation.requests
             ]
         )
-        choices: dict[int, list[Chunk]] = {}
+        body = generation.body
+        answers = []
         for prompt, chunks in enumerate(await run_unless_disconnected(generation.http.receive, collecting)):
             for chunk in chunks:
                 count_chunk(chunk, usage)
-                choices.setdefault(generation.choice(prompt, chunk), []).append(chunk)
-        full = [concatenate([delta_of(chunk, choice) for chunk in choices[choice]]) for choice in sorted(choices)]
+            answers += answers_of(chunks, body.n, prompt * body.n, logprobs=body.shows_logprobs)
         return Response(
-            generation.builder.full(full, usage.usage()).model_dump_json(exclude_unset=True),
+            generation.builder.full(answers, usage.usage()).model_dump_json(exclude_unset=True),
             media_type="application/json",
             headers=generation.headers(),
         )

@@ -134,7 +134,11 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
     @routes.get("/v1/models")
     async def models() -> ModelList:
         model = await endpoint.model_info()
-        return ModelList(data=[_model(info) for name in (None, *model.adapters) if (info := model.by_name(name))])
+        return ModelList(
+            data=[
+                _model(info) for name in (None, *model.served_names, *model.adapters) if (info := model.by_name(name))
+            ]
+        )
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> Model:

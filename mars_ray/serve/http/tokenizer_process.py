@@ -25,6 +25,7 @@ from mars_ray.openai_api.call_format import (
     ToolParserName,
     answer_format,
 )
+from mars_ray.openai_api.infill import InfillMarkers
 
 
 class Turns:
@@ -98,6 +99,8 @@ class TokenizerProcess:
         self._reasoning_parser = reasoning_parser
         self.answer_format = NO_TOOLS
         """How the model writes tool calls and reasoning, once the process has started."""
+        self.infill: InfillMarkers | None = None
+        """Markers for filling in the middle, once the process has started; None if the model has none."""
         self._turns = Turns()
         self._worker: JsonProcess | None = None
 
@@ -170,5 +173,6 @@ class TokenizerProcess:
                 raise ModelError(ready["error"])
             markers = {text: Marker(*marker) for text, marker in ready["markers"].items()}
             self.answer_format = answer_format(ready["template"], markers, self._tool_parser, self._reasoning_parser)
+            self.infill = ready["infill"] and tuple(ready["infill"])
             self._worker = worker
         return self._worker

@@ -2,7 +2,7 @@
 
 In:    {"texts": [...]}, {"messages": [...], "tools": [...]} or {"tokens": [...]} on standard input.
 Out:   {"prompts": [[id, ...], ...]}, for messages with "in_reasoning", {"text": ...} or {"error": ...}; as the first
-       line, {"template": ..., "markers": {text: [id, special], ...}}.
+       line, {"template": ..., "markers": {text: [id, special], ...}, "infill": [text, text, text] or null}.
 Never: runs a template outside jinja's sandbox, loads torch, or grows by more than `MEMORY_BYTES`.
 """
 
@@ -31,6 +31,7 @@ def main(folder: Path) -> None:
     from mars_ray.model.json_object import read_json_object
     from mars_ray.model.tokenizer import check_tokenizer, load_tokenizer
     from mars_ray.openai_api.call_format import ends_in_reasoning, markers_of
+    from mars_ray.openai_api.infill import infill_markers
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:
         if "messages" in task:
@@ -51,7 +52,8 @@ def main(folder: Path) -> None:
         return
     _limit_memory()
     markers = {text: (marker.id, marker.special) for text, marker in markers_of(tokenizer).items()}
-    _send({"template": template_of(tokenizer), "markers": markers})
+    infill = infill_markers(tokenizer.get_vocab())
+    _send({"template": template_of(tokenizer), "markers": markers, "infill": infill})
     for line in sys.stdin:
         try:
             reply = answer(json.loads(line))

@@ -47,7 +47,13 @@ class EngineReplica:
         created = int((folder / "config.json").stat().st_mtime)
         self._client = LocalEngineClient(
             engine,
-            ModelInfo(name=config.model_name, created=created, engine=facts, adapters=tuple(config.adapters)),
+            ModelInfo(
+                name=config.model_name,
+                created=created,
+                engine=facts,
+                served_names=config.served_model_names,
+                adapters=tuple(config.adapters),
+            ),
             EngineMetrics(model=config.model_name, replica=self._name),
         )
 

@@ -59,10 +59,11 @@ class Records:
             looked, confidences = len(forward.mask_confidences), forward.mask_confidences[:stop]
             self._profile.observe_masks(looked, confidences, LEAST_LIKELY, ends=stop is not None)
         accepted = len(forward.accepted_confidences)
-        drafts = forward.draft_confidences[: self._first_stop(forward.drafts)]
-        if drafts:
+        if forward.drafts:
+            stop = self._first_stop(forward.drafts)
+            drafts = forward.draft_confidences[: None if stop is None else stop + 1]
             right = min(forward.right, len(drafts))
-            self._profile.observe_drafts(drafts, right, after=accepted)
+            self._profile.observe_drafts(drafts, right, after=accepted, ends=stop is not None)
             if not accepted and forward.threshold >= 1:
                 self._profile.observe_audit(0.0, drafts, [True] * right + [False])
         if accepted:

@@ -22,6 +22,11 @@ def check_request(request: Request) -> None:
         )
     if request.decode.adapter is not None:
         raise RequestError(f"adapter is {request.decode.adapter!r}; the engine vllm has no adapters.")
+    if request.sampling.prompt_logprobs is not None:
+        raise RequestError(
+            f"prompt_logprobs is {request.sampling.prompt_logprobs}; the engine vllm scores no prompts. Use the engine "
+            "mars."
+        )
 
 
 def sampling_arguments(sequence: Sequence) -> dict[str, Any]:

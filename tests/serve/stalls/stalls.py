@@ -11,15 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 
 LONGEST_S = 0.1
 """While a gateway does anything for longer, all its callers wait."""
 
 
-@cache
 def longest_s() -> float:
-    """Return `LONGEST_S`, or four times what this machine takes to read a megabyte of JSON if that is longer."""
+    """Return `LONGEST_S`, or four times what this machine takes now to read a megabyte of JSON if that is longer."""
     text = f"[{', '.join(['[[1]]'] * 150_000)}]"
     seconds = []
     for _ in range(3):
