@@ -78,7 +78,7 @@ def allocated_peak(work: Callable[[], object]) -> int:
         trace = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    return max(event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]")
+    return max(int(event["args"]["Total Allocated"]) for event in events if event["name"] == "[memory]")
 
 
 def train(way: str, model: str, precision: str, steps: int, count: int, length: int) -> dict[str, list[float]]:
