@@ -1,28 +1,35 @@
-"""Compare the tokens per second of a training step with plain transformers.
+"""Compare the tokens per second and the memory of a training step with plain transformers.
 
     python -m benchmarks.training --model smollm2 --precision bfloat16 --json training.json
 
 Packed sequences hold random tokens in examples as long as those of instruction data (mean 146 tokens, 44 % of them
 responses). Contenders take turns, each in its own process, so that the memory settings of one do not affect another.
 `transformers ar` is the usual loop: accelerate, the network's own loss over whole sequences, AdamW. `dense mars` is our
-objective with one mask over whole sequences. `adapter` trains a gated LoRA of rank 32 instead of the model.
+objective with one mask over whole sequences. `mars checkpointing` is `mars` with activation checkpointing. `adapter`
+trains a gated LoRA of rank 32 instead of the model.
+
+Memory is the peak of one more step: weights, AdamW's moments, and all that torch allocates during the step, as
+`torch.cuda.max_memory_allocated` counts it on a GPU. The peak of the whole process is measured too.
 """
 
 import argparse
 import json
 import math
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.adapter.loss import AdapterLoss
@@ -36,7 +43,8 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.training.allocator import keep_freed_memory
 from mars_ray.training.step import train_step
 
-WAYS = ("transformers ar", "ar", "dense mars", "mars", "adapter")
+WAYS = ("transformers ar", "ar", "dense mars", "mars", "mars checkpointing", "adapter")
+FIGURES = ("tokens_per_s", "peak_mib", "process_peak_mib")
 BLOCK = 8
 EXAMPLE_TOKENS = 146
 RESPONSE_SHARE = 0.44
@@ -62,12 +70,25 @@ def rows(step: int, count: int, length: int, vocabulary: int) -> PackedRows:
     return PackedRows(tokens_RT=tokens_RT, response_RT=response, example_RT=example, position_RT=position)
 
 
-def train(way: str, model: str, precision: str, steps: int, count: int, length: int) -> list[float]:
-    """Return the seconds of each step after the first, in this process."""
+def allocated_peak(work: Callable[[], object]) -> int:
+    """Return the most bytes of CPU memory that torch held at once of those it allocated during a call."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    return max(int(event["args"]["Total Allocated"]) for event in events if event["name"] == "[memory]")
+
+
+def train(way: str, model: str, precision: str, steps: int, count: int, length: int) -> dict[str, list[float]]:
+    """Return the tokens per second of each step after the first, and the peak memory in MiB, in this process."""
     dtype = torch.bfloat16 if (way, precision) == ("adapter", "bfloat16") else torch.float32
     checkpoint = load_checkpoint(resolve_model(model), dtype=dtype)
     network = checkpoint.network
-    if way in ("ar", "mars", "adapter"):
+    if way == "mars checkpointing":
+        network.activation_checkpointing_enable({"use_reentrant": False})
+    if way not in ("transformers ar", "dense mars"):
         network.set_attn_implementation(tiles.ATTENTION)
         keep_freed_memory()
     trained: nn.Module = network if way == "transformers ar" else StreamLoss(network)
@@ -104,7 +125,24 @@ def train(way: str, model: str, precision: str, steps: int, count: int, length: 
         started = time.perf_counter()
         step(packed)
         seconds.append(time.perf_counter() - started)
-    return seconds[1:]
+    process_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    moments = [moment for state in adamw.state.values() for moment in state.values()]
+    held = sum(tensor.nbytes for tensor in (*trained.parameters(), *moments))
+    peak = held + allocated_peak(lambda: step(rows(steps + 1, count, length, checkpoint.mask_id)))
+    return {
+        "tokens_per_s": [count * length / step_s for step_s in seconds[1:]],
+        "peak_mib": [peak / 2**20],
+        "process_peak_mib": [process_kib / 2**10],
+    }
+
+
+def table_of(figures: dict[str, dict[str, list[float]]], title: str) -> Table:
+    """Return a table with the medians of the figures of each way, and the range of its speed."""
+    table = Table("way", "tokens/s", "slowest and fastest step", "peak MiB", "peak of the process", title=title)
+    for way, rates in figures["tokens_per_s"].items():
+        peaks = (f"{median(figures[name][way]):,.0f}" for name in ("peak_mib", "process_peak_mib"))
+        table.add_row(way, f"{median(rates):,.0f}", f"{min(rates):,.0f} to {max(rates):,.0f}", *peaks)
+    return table
 
 
 def main() -> None:
@@ -117,8 +155,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=WAYS, help="train one way in this process and print its seconds")
+    parser.add_argument("--only", choices=WAYS, help="train one way in this process and print its figures")
     arguments = parser.parse_args()
     if arguments.only:
         torch.set_num_threads(arguments.threads)
@@ -135,24 +174,18 @@ def main() -> None:
             )
         )
         return
-    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    figures: dict[str, dict[str, list[float]]] = {name: {way: [] for way in arguments.ways} for name in FIGURES}
     for _ in range(arguments.rounds):
-        for way in WAYS:
+        for way in arguments.ways:
             command = [sys.executable, __file__, *sys.argv[1:], "--only", way]
             process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            seconds = json.loads(process.stdout.splitlines()[-1])
-            rates[way] += [arguments.rows * arguments.length / step_s for step_s in seconds]
-    table = Table(
-        "way", "tokens/s, median", "slowest and fastest step", title=f"{arguments.model}, {arguments.precision}"
-    )
-    for way, way_rates in rates.items():
-        table.add_row(way, f"{median(way_rates):,.0f}", f"{min(way_rates):,.0f} to {max(way_rates):,.0f}")
-    Console().print(table)
+            way_figures = json.loads(process.stdout.splitlines()[-1])
+            for name in FIGURES:
+                figures[name][way] += way_figures[name]
+    Console().print(table_of(figures, f"{arguments.model}, {arguments.precision}"))
     if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "only")}
-        arguments.json.write_text(
-            json.dumps({"machine": machine(), **settings, "tokens_per_s": rates}, indent=2) + "\n"
-        )
+        settings = {name: value for name, value in vars(arguments).items() if name not in ("ways", "json", "only")}
+        arguments.json.write_text(json.dumps({"machine": machine(), **settings, **figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Memory of a training worker, by arithmetic, for the table of docs/train.md.
+"""Memory of a training worker with activation checkpointing, by arithmetic, for the table of docs/train.md.
 
 All figures are bytes. A worker holds weights, gradients and two moments of AdamW in float32, 16 bytes a number. While
 it computes, it holds more: gathered weights and their gradients, and activations.
@@ -55,8 +55,10 @@ QWEN = {
 """Networks of the table, which are those of Qwen2.5."""
 
 
-def activations(shape: Shape, slots: int, number: int, *, checkpointing: bool) -> int:
+def activations(shape: Shape, slots: int, number: int) -> int:
     """Return the memory of a forward's activations, and of the logits and their gradient if all slots have labels.
+
+    The inputs of all layers are kept; one layer is computed again in the backward and has all its activations.
 
     `number` is the size of a number in the forward: 2 in bfloat16, 4 in float32.
     """
@@ -65,18 +67,17 @@ def activations(shape: Shape, slots: int, number: int, *, checkpointing: bool) -
     # Two norms keep their input in float32 and their output twice; attention keeps queries, keys, values and its
     # output; the gated layer keeps four values of its inner size.
     layer = 2 * 4 * shape.hidden + number * (4 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.inner)
-    layers = shape.layers * number * shape.hidden + layer if checkpointing else shape.layers * layer
-    return slots * (layers + 2 * number * shape.vocabulary)
+    return slots * (shape.layers * number * shape.hidden + layer + 2 * number * shape.vocabulary)
 
 
-def whole(shape: Shape, slots: int, number: int = 2, *, checkpointing: bool = True) -> int:
+def whole(shape: Shape, slots: int, number: int = 2) -> int:
     """Return the peak of a worker that holds all weights. DDP copies gradients to buckets; autocast copies weights to
     bfloat16."""
     copies = 4 + (2 if number == 2 else 0)
-    return (MASTERS + copies) * shape.numbers + activations(shape, slots, number, checkpointing=checkpointing)
+    return (MASTERS + copies) * shape.numbers + activations(shape, slots, number)
 
 
-def sharded(shape: Shape, workers: int, slots: int, number: int = 2, *, checkpointing: bool = True) -> int:
+def sharded(shape: Shape, workers: int, slots: int, number: int = 2) -> int:
     """Return the peak of a worker that holds shards.
 
     The backward of the first layer that is computed: two layers are gathered, one has gradients and their float32 copy,
@@ -84,6 +85,6 @@ def sharded(shape: Shape, workers: int, slots: int, number: int = 2, *, checkpoi
     the end, when the activations are free.
     """
     layer = (3 * number + 4) * shape.layer
-    amid = layer + activations(shape, slots, number, checkpointing=checkpointing)
+    amid = layer + activations(shape, slots, number)
     end = (4 + 4 / workers) * shape.rest
     return int(MASTERS * shape.numbers / workers + 2 * number * shape.rest + max(amid, end))
