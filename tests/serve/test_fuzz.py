@@ -32,7 +32,7 @@ OPERATIONS = {
     "POST /v1/completions": (60, 20),
     "POST /v1/responses": (30, 20),
     "POST /v1/messages": (30, 20),
-    "POST /v1/messages/count_tokens": (20, 20),
+    "POST /v1/messages/count_tokens": (60, 20),
     "POST /tokenize": (20, 20),
     "POST /detokenize": (20, 20),
     "GET /v1/models/{model}": (20, 0),
