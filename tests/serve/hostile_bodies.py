@@ -100,7 +100,7 @@ def large_valid_bodies() -> Iterator[tuple[str, str, str, str]]:
         RESPONSES: [
             ("input", word * (BYTES // 6)),
             ("input", [{"role": "user", "content": word * 180}] * 1024),
-            ("input", [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 30}] * 1000),
+            ("input", [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 30}] * 900),
             ("metadata", {f"{number:06}": "x" for number in range(BYTES // 16)}),
         ],
         "/detokenize": [("tokens", list(ids) * (BYTES // 90 // 5)), ("tokens", list(ids) * 5)],

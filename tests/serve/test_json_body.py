@@ -9,9 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from mars_ray.anthropic_api.error_body import uses_messages_api
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.json_body import parse
-from tests.serve.endpoint_clients import check_error, http
+from tests.serve.endpoint_clients import check_anthropic_error, check_error, http
 from tests.serve.endpoint_samples import Served
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST
 
@@ -102,7 +103,10 @@ def test_a_body_that_is_not_said_to_be_json_is_refused_by_its_header(
 ) -> None:
     head = {} if kind is None else {"content-type": kind}
     refused = plain.post(path, content=json.dumps(LEAST[path]), headers=head)
-    said = check_error(refused, 415, code="unsupported_media_type")
+    if uses_messages_api(path):
+        said = check_anthropic_error(refused, 415)
+    else:
+        said = check_error(refused, 415, code="unsupported_media_type")
     assert f"The Content-Type is {kind or 'missing'}; send JSON" in said
 
 

@@ -49,7 +49,9 @@ def both(
 
 
 def sequence(of: ServiceClass, added_s: float) -> Sequence:
-    return cast(Sequence, SimpleNamespace(service_class=of.name, added_s=added_s))
+    return cast(
+        Sequence, SimpleNamespace(service_class=of.name, added_s=added_s, request=SimpleNamespace(partial_answers={}))
+    )
 
 
 @given(classes=some_classes, data=st.data())

@@ -110,7 +110,8 @@ class BlockChoice:
         most = [max(0, min(block, left - right) - 1) for right in range(len(drafts) + 1)]
         if drafts and drafts[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
-        if len(sequence.draft_confidences) == len(drafts) and sequence is not self._probe:
+        probes = sequence is self._probe and _adapts(sequence, acceptance)  # else the load would change an answer
+        if len(sequence.draft_confidences) == len(drafts) and not probes:
             likely = [least_probability(confidence, acceptance.metric) for confidence in sequence.draft_confidences]
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
             rows = masks_behind_drafts(likely, worth_K, price, most)
