@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
-from mars_ray.openai_api.tools import FunctionName
+from mars_ray.openai_api.tools import FunctionName, refuse_hosted_tool
 
 IGNORED = frozenset(("cache_control", "metadata", "service_tier"))
 """Fields that are accepted without effect: they concern the caller's identity, billing or possible savings."""
@@ -134,12 +134,7 @@ class Tool(_Body):
     @model_validator(mode="before")
     @classmethod
     def _refuse_hosted_tools(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise ApiError.bad_request(
-                f"a tool of type {kind[:40]!r} is not supported; give tools of type 'custom'.", "tools"
-            )
-        return value
+        return refuse_hosted_tool(value, "custom")
 
 
 class ToolChoice(_Body):

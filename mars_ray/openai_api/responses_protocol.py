@@ -14,7 +14,7 @@ from mars_ray.openai_api.chat_messages import TextPart
 from mars_ray.openai_api.protocol import IGNORED, JsonObjectFormat, TextFormat
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
-from mars_ray.openai_api.tools import FunctionName
+from mars_ray.openai_api.tools import FunctionName, refuse_hosted_tool
 
 RESPONSES_IGNORED = (IGNORED - {"metadata"}) | {"stream_options"}
 """Fields that are accepted without effect. The only option of a stream adds padding."""
@@ -132,12 +132,7 @@ class Function(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _refuse_hosted_tools(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise ApiError.bad_request(
-                f"a tool of type {kind[:40]!r} is not supported; give tools of type 'function'.", "tools"
-            )
-        return value
+        return refuse_hosted_tool(value, "function")
 
 
 class NamedFunction(RequestBody):

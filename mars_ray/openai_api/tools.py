@@ -19,6 +19,16 @@ from mars_ray.openai_api.request_limits import TOOLS_MAX
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
+def refuse_hosted_tool(tool: Any, own: str) -> Any:
+    """Return a tool of the type `own`, which the caller runs. Raises an `ApiError` for any other type."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind != own:
+        raise ApiError.bad_request(
+            f"a tool of type {kind[:40]!r} is not supported; give tools of type {own!r}.", "tools"
+        )
+    return tool
+
+
 class FunctionDefinition(RequestBody):
     """A function that the model may call."""
 

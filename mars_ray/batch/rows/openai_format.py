@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from reprlib import repr as shortened
 from types import MappingProxyType
 from typing import Any
@@ -38,7 +38,7 @@ from mars_ray.openai_api.call_format import answer_format, ends_in_reasoning, ma
 from mars_ray.openai_api.chat_messages import text_of
 from mars_ray.openai_api.conversation import conversation
 from mars_ray.openai_api.deltas import answers_of
-from mars_ray.openai_api.infill import infill_markers, infill_prompt
+from mars_ray.openai_api.infill import InfillMarkers, infill_markers, infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.prompt_scores import shown_prompt, shown_prompts
 from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest
@@ -173,12 +173,15 @@ class OpenAIBatchFormat:
             return self._chat_prompt(body)
         if body.texts:
             [text] = body.texts
-            infill = infill_markers(self._tokenizer.get_vocab()) if body.suffix else None
-            read = infill_prompt(infill, text, body.suffix) if body.suffix else text
+            read = infill_prompt(self._infill, text, body.suffix) if body.suffix else text
             ids: list[int] = self._tokenizer(read)["input_ids"]
             return ids, text, None
         [ids] = body.ids
         return ids, str(ids), None
+
+    @cached_property
+    def _infill(self) -> InfillMarkers | None:
+        return infill_markers(self._tokenizer.get_vocab())  # a copy of the whole vocabulary, so not once a row
 
     def _chat_prompt(self, body: ChatCompletionRequest) -> tuple[list[int], str, AnswerPlan]:
         offered = tools_of(body, self._limits)
