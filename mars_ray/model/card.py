@@ -5,6 +5,7 @@ An unknown or missing field is an error. Readers never see a half-written card.
 
 import platform
 import uuid
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -83,6 +84,16 @@ class Card(_Frozen):
         if self.method == "mars" and self.block is None:
             raise ValueError('method "mars" needs a block')
         return self
+
+
+def agreements(points: Sequence[CalibrationPoint]) -> tuple[tuple[float, float], ...]:
+    """Return the agreement at each threshold."""
+    return tuple((point.threshold, point.agreement) for point in points)
+
+
+def accuracies(points: Sequence[CalibrationPoint]) -> tuple[tuple[float, float], ...]:
+    """Return the accuracy at each threshold that has one."""
+    return tuple((point.threshold, point.accuracy) for point in points if point.accuracy is not None)
 
 
 def read_card(folder: Path) -> Card | None:

@@ -15,7 +15,7 @@ from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
-from mars_ray.model.card import Card
+from mars_ray.model.card import Card, accuracies, agreements
 from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.model.threads import suitable_threads
 
@@ -122,7 +122,7 @@ def batch_plan(
     if max_quality_loss is not None and not 0 <= max_quality_loss <= 1:
         raise ConfigError(f"max_quality_loss is {max_quality_loss}, must be 0 to 1.")
     points = card.calibration if card else ()
-    accuracy = tuple((point.threshold, point.accuracy) for point in points if point.accuracy is not None)
+    accuracy = accuracies(points)
     settings: dict[str, object] = {"policy": "fixed"}
     if deadline_s is not None:
         recover_s = min(ControlSettings().recover_s, RECOVER * deadline_s)
@@ -137,6 +137,6 @@ def batch_plan(
         settings=ControlSettings.model_validate(settings),
         ceiling=threshold,
         classes=(ServiceClass(floor=floor),),
-        agreement=tuple((point.threshold, point.agreement) for point in points),
+        agreement=agreements(points),
         accuracy=accuracy,
     )

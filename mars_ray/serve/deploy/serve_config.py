@@ -20,6 +20,7 @@ from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
+from mars_ray.model.card import accuracies, agreements
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import short_name
 from mars_ray.openai_api.call_format import ReasoningParserName, ToolParserName
@@ -156,8 +157,8 @@ class ServeConfig(_Settings):
             settings=self.control,
             ceiling=self.threshold,
             classes=self.classes,
-            agreement=tuple((point.threshold, point.agreement) for point in points),
-            accuracy=tuple((point.threshold, point.accuracy) for point in points if point.accuracy is not None),
+            agreement=agreements(points),
+            accuracy=accuracies(points),
         )
 
 

@@ -21,7 +21,7 @@ from mars_ray.control.replica.heartbeat import run_heartbeats
 from mars_ray.control.replica.lease import Lease
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import Card
+from mars_ray.model.card import Card, accuracies, agreements
 from mars_ray.model.folder import open_model
 from mars_ray.vllm.agent.reporter import Reporter
 from mars_ray.vllm.agent.served_engine import ServedEngine, ServerEngine
@@ -104,8 +104,8 @@ def _plan(
         settings=controller.settings,
         ceiling=settings.threshold,
         classes=(ServiceClass(floor=controller.floor),),
-        agreement=tuple((point.threshold, point.agreement) for point in points),
-        accuracy=tuple((point.threshold, point.accuracy) for point in points if point.accuracy is not None),
+        agreement=agreements(points),
+        accuracy=accuracies(points),
     )
 
 
