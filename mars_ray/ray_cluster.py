@@ -4,10 +4,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -56,35 +55,6 @@ def temporary_folder() -> Path:
 def is_shared() -> bool:
     """Return whether the cluster may have other users, because `RAY_ADDRESS` names it."""
     return bool(os.environ.get("RAY_ADDRESS"))
-
-
-@contextmanager
-def ctrl_c_kept() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises `KeyboardInterrupt` if Ctrl-C was pressed since the `with` block began.
-
-    Call it between pieces of work. A `KeyboardInterrupt` raised while a destructor or a callback of C code runs is
-    printed and has no other effect.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    pressed = threading.Event()
-
-    def check() -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        assert callable(handler)
-        handler(number, frame)
-
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield check
-        return
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

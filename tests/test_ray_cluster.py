@@ -1,13 +1,11 @@
-"""The connection to a cluster: where a local one keeps its sockets and logs, and Ctrl-C."""
+"""The connection to a cluster: where a local one keeps its sockets and logs."""
 
 import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from mars_ray.ray_cluster import TEMPORARY_LENGTH, ctrl_c_kept, temporary_folder
+from mars_ray.ray_cluster import TEMPORARY_LENGTH, temporary_folder
 
 OWN = f"mars-ray-{os.geteuid()}"
 LONGEST = f"{'x' * TEMPORARY_LENGTH}/ray/session_2026-11-24_00-41-54_123456_4194304/sockets/plasma_store.1"
@@ -34,14 +32,3 @@ def test_each_account_has_a_folder_of_its_own_for_ray(
 
 def test_the_paths_of_ray_s_sockets_are_no_longer_than_the_system_allows() -> None:
     assert len(LONGEST) <= 107
-
-
-def test_a_ctrl_c_that_other_code_swallowed_is_raised_at_the_next_check() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with ctrl_c_kept() as check:
-        check()
-        with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            check()
-    assert signal.getsignal(signal.SIGINT) is before

@@ -25,6 +25,7 @@ from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id
 from mars_ray.batch.rows.row_tables import failure_in
 from mars_ray.batch.run.block_size import calls_per_decoder, rows_per_block
+from mars_ray.batch.run.ctrl_c import CtrlC
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.job_plan import JobPlan, plan_job, survey_input
 from mars_ray.batch.run.job_progress import NAME, JobProgress
@@ -33,7 +34,7 @@ from mars_ray.batch.run.placement import Place
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.model.resolve import pin
-from mars_ray.ray_cluster import connect, ctrl_c_kept
+from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
 
 READ_BYTES = 4 << 20
@@ -74,10 +75,10 @@ def generate_files(options: GenerateOptions) -> JobReport:
         try:
             with shown_job.with_control(control_loop):
                 try:
-                    with ctrl_c_kept() as check_ctrl_c, _decoders(plan, places, app) as decoders:
+                    with CtrlC() as ctrl_c, _decoders(plan, places, app) as decoders:
                         for table in _tables(_dataset(plan, output.ledger.path, survey.rows, decoders)):
-                            shown_job.add(table)
-                            check_ctrl_c()
+                            with ctrl_c.deferred():
+                                shown_job.add(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
                     pass
