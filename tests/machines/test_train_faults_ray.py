@@ -18,7 +18,7 @@ UNSEEN = 20
 CUT_OFF_S = 30
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def machines(lan: Network) -> list[Machine]:
     """A head that has the store and no workers, and two machines with two workers each."""
     machines = [lan.machine() for _ in range(3)]
@@ -29,13 +29,16 @@ def machines(lan: Network) -> list[Machine]:
     return machines
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_run_through_four_faults_ends_as_if_nothing_had_been(
-    lan: Network, machines: list[Machine], start_model: Path
+    lan: Network, machines: list[Machine], start_model: Path, sharding: str
 ) -> None:
     """A worker is killed; a machine loses power and another joins; the driver is killed and its command given on
     another machine; a machine is cut off and comes back. Each happens in the middle of the run."""
     head, first, lost = machines
-    run, undisturbed = (TrainingRun(name, EPOCHS, CHECKPOINT_EVERY) for name in ("disturbed", "undisturbed"))
+    run, undisturbed = (
+        TrainingRun(name, EPOCHS, CHECKPOINT_EVERY, sharding) for name in ("disturbed", "undisturbed")
+    )
     for each in (first, head):
         run.prepare(each, start_model)
     driver = run.start(first)

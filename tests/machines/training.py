@@ -34,6 +34,7 @@ class TrainingRun:
     name: str
     epochs: int = 2
     checkpoint_every: int = 5
+    sharding: str = "ddp"
 
     @property
     def output(self) -> str:
@@ -50,7 +51,7 @@ class TrainingRun:
             "data": {"train": "records.jsonl", "heldout": "records.jsonl", "length": 64},
             "objective": {"kind": "mars", "block": 4},
             "optimizer": {"learning_rate": 1e-2, "epochs": self.epochs, "batch_rows": 4},
-            "compute": {"workers": 4},
+            "compute": {"workers": 4, "sharding": self.sharding},
             "checkpoint_every": self.checkpoint_every,
             "measure_every": 4,
             "seed": 3,

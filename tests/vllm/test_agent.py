@@ -59,6 +59,11 @@ def test_the_state_has_the_load_that_vllm_counts() -> None:
     assert (standard.tokens, state.tokens_running, state.kv_tokens) == (50, 20, 80)
 
 
+def test_the_profile_has_only_the_block_that_vllm_uses() -> None:
+    points = Records(Profile(4), frozenset()).points()
+    assert {(len(point.tokens), point.positions) for point in points} == {(1, (7.0,))}
+
+
 def test_a_threshold_that_vllm_did_not_take_is_not_reported() -> None:
     async def test() -> None:
         client = RecordingClient()

@@ -24,7 +24,6 @@ from mars_ray.ray_private import NAMESPACE  # noqa: E402
 
 WITHIN_S = 90
 CONTROL = {
-    "policy": "load",
     "recover_s": 2.0,
     "lease_s": 5.0,
     "min_agreement": 0.0,

@@ -32,10 +32,10 @@ class Records:
             self._observe(forward)
 
     def points(self) -> tuple[ProfilePoint, ...]:
-        """Return the profile by threshold. vLLM feeds the same number of positions at each threshold."""
+        """Return the profile by threshold for the full block only, because vLLM uses the same block in each step."""
         points = self._profile.points()
-        positions = tuple(1.0 + draft_positions(block) for block in range(1, len(points[0].tokens) + 1))
-        return tuple(replace(point, positions=positions) for point in points)
+        positions = 1.0 + draft_positions(len(points[0].tokens))
+        return tuple(replace(point, tokens=point.tokens[-1:], positions=(positions,)) for point in points)
 
     def step_time(self) -> StepTime | None:
         """Return step times as a linear function of positions; None before the first steps."""
