@@ -28,7 +28,6 @@ from rich.table import Table
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import run_steps
@@ -106,7 +105,7 @@ def bare_engine(source: Path) -> float:
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(resolve_model("bundled"))
     settings = PlainFormatSettings(sampling=SAMPLING, decode=DECODE)
-    row_format = PlainFormat(settings, ChatEncoder(checkpoint.tokenizer))
+    row_format = PlainFormat(settings, checkpoint.tokenizer)
     requests = [row_format.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
     engine = Engine(checkpoint, EngineOptions())
     engine.wait_until_compiled()

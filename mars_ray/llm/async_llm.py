@@ -1,7 +1,7 @@
 """`AsyncLLM`: `LLM` for asyncio programs. The model decodes in a separate process."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -20,12 +20,16 @@ from mars_ray.llm.requests import (
     Conversation,
     Schema,
     TextOrTokens,
+    ToolChoice,
+    Tools,
     encode_conversation,
     encode_prompt,
     make_requests,
+    plan_with_tools,
 )
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import open_model
+from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.usable_cpus import usable_cpus
 
 
@@ -95,11 +99,16 @@ class AsyncLLM:
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
         schema: Schema | None = None,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
     ) -> RequestOutput:
         """Answer a conversation, as `LLM.chat` does. Cancelling the task cancels the request."""
-        encoded = encode_conversation(self.tokenizer, messages)
-        request = self._request(encoded, sampling_params, threshold, mode, schema)
-        return await self._answer(request)
+        if not tools:
+            encoded = encode_conversation(self.tokenizer, messages)
+            return await self._answer(self._request(encoded, sampling_params, threshold, mode, schema))
+        prompt = plan_with_tools(self.tokenizer, messages, tools, tool_choice)
+        request = self._request(tuple(prompt.ids), sampling_params, threshold, mode, schema, [prompt.plan])
+        return await self._answer(request, prompt.plan)
 
     async def stream(
         self,
@@ -127,6 +136,7 @@ class AsyncLLM:
         threshold: float | None,
         mode: Mode | str,
         schema: Schema | None,
+        plans: Sequence[AnswerPlan] = (),
     ) -> Request:
         [request] = make_requests(
             [prompt],
@@ -135,11 +145,12 @@ class AsyncLLM:
             mode=mode,
             schema=schema,
             default=self.default_sampling_params,
+            plans=plans,
         )
         return request
 
-    async def _answer(self, request: Request) -> RequestOutput:
-        collector = RequestCollector(request, self.tokenizer)
+    async def _answer(self, request: Request, plan: AnswerPlan | None = None) -> RequestOutput:
+        collector = RequestCollector(request, self.tokenizer, plan)
         async for chunk in self.engine.generate(request, stream=False):
             collector.add(chunk)
         return collector.output()

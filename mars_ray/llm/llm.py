@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Self
 
 from mars_ray.adapter.card import resolve_adapter, unnamed
@@ -19,14 +20,18 @@ from mars_ray.llm.requests import (
     Conversation,
     Schema,
     TextOrTokens,
+    ToolChoice,
+    Tools,
     as_conversations,
     as_prompts,
     encode_conversation,
     encode_prompt,
     make_requests,
+    plan_with_tools,
 )
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import open_model
+from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.progress import ProgressLine
 
 
@@ -90,16 +95,25 @@ class LLM:
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
         schema: Schema | None = None,
+        tools: Tools = (),
+        tool_choice: ToolChoice = "auto",
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, and return the outputs in the same order.
 
         A conversation is a list of messages in the format of OpenAI's chat API, or the text of a single user message.
-        The other parameters are the same as for `generate`. Raises `BadRecordError` for a conversation that the chat
-        template refuses, and `ModelError` for a model without a chat template.
+        `tools` and `tool_choice` are as in that API; the outputs then have `tool_calls`. The other parameters are the
+        same as for `generate`. Raises `BadRecordError` for a conversation that the chat template refuses, `ModelError`
+        for a model without a chat template, and `RequestError` for tools that cannot be used.
         """
-        encoded = [encode_conversation(self.tokenizer, conversation) for conversation in as_conversations(messages)]
-        return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
+        conversations = as_conversations(messages)
+        if not tools:
+            encoded = [encode_conversation(self.tokenizer, conversation) for conversation in conversations]
+            return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
+        prompts = [plan_with_tools(self.tokenizer, conversation, tools, tool_choice) for conversation in conversations]
+        encoded = [tuple(prompt.ids) for prompt in prompts]
+        plans = [prompt.plan for prompt in prompts]
+        return self._answer(encoded, sampling_params, threshold, mode, schema, progress, plans)
 
     def close(self) -> None:
         """Stop the background compilation."""
@@ -119,6 +133,7 @@ class LLM:
         mode: Mode | str,
         schema: Schema | None,
         progress: bool | None,
+        plans: Sequence[AnswerPlan] = (),
     ) -> list[RequestOutput]:
         requests = make_requests(
             prompts,
@@ -127,6 +142,7 @@ class LLM:
             mode=mode,
             schema=schema,
             default=self.default_sampling_params,
+            plans=plans,
         )
         for request in requests:
             self.engine.limits.check(request)
@@ -135,13 +151,18 @@ class LLM:
         if progress is None:
             progress = sys.stderr.isatty()
         if not progress:
-            return self._decode(requests, None)
+            return self._decode(requests, plans, None)
         with ProgressLine("answers", total=len(requests)) as line:
-            return self._decode(requests, line)
+            return self._decode(requests, plans, line)
 
-    def _decode(self, requests: Sequence[Request], progress: ProgressLine | None) -> list[RequestOutput]:
+    def _decode(
+        self, requests: Sequence[Request], plans: Sequence[AnswerPlan], progress: ProgressLine | None
+    ) -> list[RequestOutput]:
         """Return the outputs in the order of `requests`. If interrupted, cancel the running requests."""
-        collectors = {request.id: RequestCollector(request, self.tokenizer) for request in requests}
+        collectors = {
+            request.id: RequestCollector(request, self.tokenizer, plan)
+            for request, plan in zip_longest(requests, plans)
+        }
         finished = tokens = forwards = 0
         try:
             for chunks in run_steps(self.engine, requests):

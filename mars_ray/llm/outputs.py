@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.engine.chunk import Chunk, FinishReason, TokenLogprobs
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError
+from mars_ray.openai_api.answer_plan import AnswerPlan
+from mars_ray.openai_api.chat_prompts import FunctionCall, PartedAnswer, parted_answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,7 @@ class CompletionOutput:
     index: int
     """Index of the answer among the n answers to the prompt, from 0."""
     text: str
+    """Text of the answer; with tools, its content without reasoning and calls."""
     token_ids: tuple[int, ...]
     """Generated tokens, including the stop token, whose text is not part of `text`."""
     finish_reason: FinishReason
@@ -25,6 +28,10 @@ class CompletionOutput:
     """Log-probabilities of each token, if requested."""
     error: MarsRayError | None
     """The error, if the finish reason is "error"; text and tokens are then partial."""
+    reasoning_content: str = ""
+    """Text of the reasoning before the answer, if the call had tools."""
+    tool_calls: tuple[FunctionCall, ...] = ()
+    """Calls of tools."""
 
     @property
     def tokens_per_forward(self) -> float:
@@ -72,8 +79,9 @@ class RequestOutput:
 class RequestCollector:
     """Builder of the output of one request from its chunks."""
 
-    def __init__(self, request: Request, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, request: Request, tokenizer: PreTrainedTokenizerBase, plan: AnswerPlan | None = None) -> None:
         self._request = request
+        self._plan = plan
         self._tokenizer = tokenizer
         self._chunks: list[list[Chunk]] = [[] for _ in range(request.sampling.n)]
         self._running = request.sampling.n
@@ -90,7 +98,7 @@ class RequestCollector:
 
     def output(self) -> RequestOutput:
         """Return the output. Call this only after all answers have ended."""
-        outputs = tuple(_completion(index, chunks) for index, chunks in enumerate(self._chunks))
+        outputs = tuple(_completion(index, chunks, self._plan) for index, chunks in enumerate(self._chunks))
         prompt = self._request.prompt
         return RequestOutput(
             request_id=self._request.id,
@@ -101,15 +109,19 @@ class RequestCollector:
         )
 
 
-def _completion(index: int, chunks: list[Chunk]) -> CompletionOutput:
+def _completion(index: int, chunks: list[Chunk], plan: AnswerPlan | None) -> CompletionOutput:
     finished = chunks[-1].finished
     assert finished is not None
+    text = "".join(chunk.text for chunk in chunks)
+    parts = PartedAnswer(text) if plan is None else parted_answer(plan, text)
     return CompletionOutput(
         index=index,
-        text="".join(chunk.text for chunk in chunks),
+        text=parts.content,
         token_ids=tuple(token for chunk in chunks for token in chunk.tokens),
         finish_reason=finished.reason,
         forwards=finished.forwards,
         logprobs=tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
         error=finished.error,
+        reasoning_content=parts.reasoning_content,
+        tool_calls=tuple(parts.tool_calls),
     )

@@ -15,6 +15,8 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import RequestError
+from mars_ray.openai_api.answer_plan import AnswerPlan
+from mars_ray.openai_api.chat_prompts import ChatPrompt, ChatPrompts, sampling_with_plan
 
 TextOrTokens = str | Sequence[int]
 """A prompt: a text for the model's tokenizer, or token ids."""
@@ -22,6 +24,11 @@ Conversation = str | Sequence[Message]
 """Messages in the format of OpenAI's chat API, or the text of a single user message."""
 Schema = str | Mapping[str, Any] | type[BaseModel]
 """A JSON schema as text or as a mapping, or a pydantic model."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""Functions in the format of `tools` of OpenAI's chat API."""
+ToolChoice = str | Mapping[str, Any]
+"""A `tool_choice` of OpenAI's chat API: "auto", "none", "required", or an object that names a function."""
 
 _numbers = count()
 
@@ -49,8 +56,18 @@ def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conver
     Raises `ModelError` for a model without a chat template, and `BadRecordError` if the template refuses the
     conversation.
     """
-    messages = [Message(role="user", content=conversation)] if isinstance(conversation, str) else conversation
-    return tuple(ChatEncoder(tokenizer).prompt(messages))
+    return tuple(ChatEncoder(tokenizer).prompt(_messages(conversation)))
+
+
+def plan_with_tools(
+    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, tools: Tools, tool_choice: ToolChoice
+) -> ChatPrompt:
+    """Return the prompt of a conversation with tools, and the plan of its answers.
+
+    Raises the errors of `encode_conversation`, and `RequestError` for tools that the model cannot be given.
+    """
+    fields = {"tools": list(tools), "tool_choice": tool_choice}
+    return ChatPrompts(tokenizer).with_tools(list(_messages(conversation)), fields)
 
 
 def make_requests(
@@ -61,8 +78,11 @@ def make_requests(
     mode: Mode | str,
     schema: Schema | None,
     default: SamplingParams,
+    plans: Sequence[AnswerPlan] = (),
 ) -> list[Request]:
     """Return one request per prompt; `default` replaces missing sampling parameters.
+
+    `plans` are those of the answers to prompts with tools, one for each prompt.
 
     Raises `RequestError` for a value out of range.
     """
@@ -77,6 +97,8 @@ def make_requests(
         sampling = [sampling_params or default] * len(prompts)
     if schema is not None:
         sampling = [_with_schema(params, schema) for params in sampling]
+    if plans:
+        sampling = [sampling_with_plan(params, plan) for params, plan in zip(sampling, plans, strict=True)]
     if mode not in list(Mode):
         raise RequestError(f"mode is {mode!r}; choose one of {', '.join(Mode)}.")
     decode = DecodeParams(mode=Mode(mode), threshold=threshold)
@@ -84,6 +106,10 @@ def make_requests(
         Request(id=f"llm-{next(_numbers)}", prompt=prompt, sampling=params, decode=decode)
         for prompt, params in zip(prompts, sampling, strict=True)
     ]
+
+
+def _messages(conversation: Conversation) -> Sequence[Message]:
+    return [Message(role="user", content=conversation)] if isinstance(conversation, str) else conversation
 
 
 def _with_schema(params: SamplingParams, schema: Schema) -> SamplingParams:

@@ -158,6 +158,8 @@ def _calls_of(template: str) -> ToolParserName | None:
         return None if "<function=" in template or "<arg_key>" in template else "hermes"
     if "[TOOL_CALLS]" in template:
         return None if "[ARGS]" in template else "mistral"
+    if "<|python_start|>" in template:  # Llama 4 begins and ends its calls with tokens of its own
+        return None
     if "<|python_tag|>" in template or ('"parameters": ' in template and "ipython" in template):
         return "llama3_json"
     if re.search(r"\[func_name1?\(", template):

@@ -1,13 +1,16 @@
 """What is a row, what it may ask for, and what is said about one that is none."""
 
+import copy
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings, plain_id
 from mars_ray.batch.rows.template import CHARACTERS_MAX
@@ -56,37 +59,41 @@ almost_rows = st.fixed_dictionaries(
 
 
 @pytest.fixture(scope="module")
-def encoder(checkpoint: Checkpoint) -> ChatEncoder:
-    return ChatEncoder(checkpoint.tokenizer)
+def tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    return checkpoint.tokenizer
 
 
 @pytest.fixture(scope="module")
-def row_format(encoder: ChatEncoder) -> PlainFormat:
-    return PlainFormat(SETTINGS, encoder)
+def row_format(tokenizer: PreTrainedTokenizerBase) -> PlainFormat:
+    return PlainFormat(SETTINGS, tokenizer)
 
 
 def raw(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def test_a_prompt_is_one_message_of_the_user(row_format: PlainFormat, encoder: ChatEncoder) -> None:
+def test_a_prompt_is_one_message_of_the_user(row_format: PlainFormat, tokenizer: PreTrainedTokenizerBase) -> None:
     row = row_format.parse("a1", raw(id="a1", prompt="why?", source="web"))
     assert (row.id, row.prompt_text) == ("a1", "why?")
-    assert row.request.prompt == tuple(encoder.prompt([USER]))
+    assert row.request.prompt == tuple(ChatEncoder(tokenizer).prompt([USER]))
     assert (row.request.sampling, row.request.decode) == (SETTINGS.sampling, SETTINGS.decode)
     assert row.columns == {"id": "a1", "prompt": "why?", "source": "web"}
 
 
-def test_of_a_conversation_the_last_question_is_shown(row_format: PlainFormat, encoder: ChatEncoder) -> None:
+def test_of_a_conversation_the_last_question_is_shown(
+    row_format: PlainFormat, tokenizer: PreTrainedTokenizerBase
+) -> None:
     messages = [{"role": "system", "content": "be brief"}, USER, ASSISTANT, USER | {"content": "really?"}]
     row = row_format.parse("7", raw(id=7, messages=messages))
-    assert (row.prompt_text, row.request.prompt) == ("really?", tuple(encoder.prompt(messages)))
+    assert (row.prompt_text, row.request.prompt) == ("really?", tuple(ChatEncoder(tokenizer).prompt(messages)))
 
 
-def test_a_conversation_may_end_with_what_a_tool_returned(row_format: PlainFormat, encoder: ChatEncoder) -> None:
+def test_a_conversation_may_end_with_what_a_tool_returned(
+    row_format: PlainFormat, tokenizer: PreTrainedTokenizerBase
+) -> None:
     messages = [USER, ASSISTANT, {"role": "tool", "content": "42"}]
     row = row_format.parse("a", raw(messages=messages))
-    assert (row.prompt_text, row.request.prompt) == ("why?", tuple(encoder.prompt(messages)))
+    assert (row.prompt_text, row.request.prompt) == ("why?", tuple(ChatEncoder(tokenizer).prompt(messages)))
 
 
 def test_a_column_that_is_null_is_one_that_is_not_there(row_format: PlainFormat) -> None:
@@ -96,8 +103,8 @@ def test_a_column_that_is_null_is_one_that_is_not_there(row_format: PlainFormat)
     assert row_format.parse("a", raw(prompt="why?", **dict.fromkeys(OPTIONS))).request == plain
 
 
-def test_a_column_by_another_name_holds_text_or_a_conversation(encoder: ChatEncoder) -> None:
-    row_format = PlainFormat(replace(SETTINGS, prompt_column="question"), encoder)
+def test_a_column_by_another_name_holds_text_or_a_conversation(tokenizer: PreTrainedTokenizerBase) -> None:
+    row_format = PlainFormat(replace(SETTINGS, prompt_column="question"), tokenizer)
     text = row_format.parse("a", raw(question="why?", prompt="other", messages=[ASSISTANT]))
     assert text.prompt_text == "why?"
     assert row_format.parse("a", raw(question=[USER])).request == text.request
@@ -105,10 +112,10 @@ def test_a_column_by_another_name_holds_text_or_a_conversation(encoder: ChatEnco
         row_format.parse("a", raw(prompt="why?"))
 
 
-def test_a_trace_says_which_tokens_came_together(encoder: ChatEncoder) -> None:
+def test_a_trace_says_which_tokens_came_together(tokenizer: PreTrainedTokenizerBase) -> None:
     answer = replace(ANSWER, accepted_lengths=(1, 2))
     for trace, kept in ((True, {"token_ids": [5, 6, 7], "accepted": [1, 2]}), (False, {})):
-        row_format = PlainFormat(replace(SETTINGS, trace=trace), encoder)
+        row_format = PlainFormat(replace(SETTINGS, trace=trace), tokenizer)
         [record] = row_format.output_records(row_format.parse("a", raw(prompt="why?")), [answer])
         assert {name: record[name] for name in ("token_ids", "accepted") if name in record} == kept
 
@@ -212,22 +219,24 @@ def test_a_row_of_a_megabyte_of_wrong_items_is_refused_in_a_few_words(
     assert len(str(refused.value)) < 300
 
 
-def test_with_the_seed_of_the_job_each_row_draws_for_itself_and_alike_in_every_run(encoder: ChatEncoder) -> None:
+def test_with_the_seed_of_the_job_each_row_draws_for_itself_and_alike_in_every_run(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     def seed(job_seed: int, id: str, **asked: int) -> int | None:
         settings = replace(SETTINGS, sampling=SamplingParams(seed=job_seed))
-        return PlainFormat(settings, encoder).parse(id, raw(prompt="x", **asked)).request.sampling.seed
+        return PlainFormat(settings, tokenizer).parse(id, raw(prompt="x", **asked)).request.sampling.seed
 
     assert seed(1, "a") == seed(1, "a")
     assert len({seed(1, "a"), seed(1, "a-2"), seed(2, "a")}) == 3
     assert seed(1, "a", seed=7) == 7
 
 
-def test_a_template_makes_the_prompt_from_columns(encoder: ChatEncoder) -> None:
+def test_a_template_makes_the_prompt_from_columns(tokenizer: PreTrainedTokenizerBase) -> None:
     source = "{{ title | upper }}: {{ row['full text'] }}{% if note %} ({{ note }}){% endif %}\n"
-    row_format = PlainFormat(replace(SETTINGS, template=source), encoder)
+    row_format = PlainFormat(replace(SETTINGS, template=source), tokenizer)
     row = row_format.parse("a", raw(title="a", note=None, prompt="own", **{"full text": "b <c>"}))
     assert row.prompt_text == "A: b <c>"
-    assert row.request.prompt == tuple(encoder.prompt([{"role": "user", "content": "A: b <c>"}]))
+    assert row.request.prompt == tuple(ChatEncoder(tokenizer).prompt([{"role": "user", "content": "A: b <c>"}]))
     [record] = row_format.output_records(row, [ANSWER])
     assert (record["prompt"], record["input_prompt"]) == ("A: b <c>", "own")
 
@@ -249,17 +258,19 @@ def test_a_template_makes_the_prompt_from_columns(encoder: ChatEncoder) -> None:
     ],
 )
 def test_a_template_that_cannot_be_filled_costs_the_row_and_says_why(
-    encoder: ChatEncoder, source: str, reason: str
+    tokenizer: PreTrainedTokenizerBase, source: str, reason: str
 ) -> None:
-    row_format = PlainFormat(replace(SETTINGS, template=source), encoder)
+    row_format = PlainFormat(replace(SETTINGS, template=source), tokenizer)
     with pytest.raises(BadRecordError, match=reason):
         row_format.parse("a", raw(title="a", empty=None))
 
 
 @pytest.mark.parametrize("source", ["line\n{{ title", "line\n{% if title %}", "line\n{{ title | no_such_filter }}"])
-def test_a_template_that_is_none_is_refused_at_once_with_the_line(encoder: ChatEncoder, source: str) -> None:
+def test_a_template_that_is_none_is_refused_at_once_with_the_line(
+    tokenizer: PreTrainedTokenizerBase, source: str
+) -> None:
     with pytest.raises(ConfigError, match="the template has an error in line 2: "):
-        PlainFormat(replace(SETTINGS, template=source), encoder)
+        PlainFormat(replace(SETTINGS, template=source), tokenizer)
 
 
 def test_each_sequence_is_a_record_and_the_own_columns_are_kept(row_format: PlainFormat) -> None:
@@ -295,8 +306,8 @@ def test_only_columns_that_would_take_one_anothers_name_stand_in_each_others_way
     assert (record["id"], record["input_id"], record["input_text"]) == ("1", 2, "y")
 
 
-def test_logprobs_are_there_only_when_asked_for(encoder: ChatEncoder) -> None:
-    row_format = PlainFormat(replace(SETTINGS, sampling=SamplingParams()), encoder)
+def test_logprobs_are_there_only_when_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
+    row_format = PlainFormat(replace(SETTINGS, sampling=SamplingParams()), tokenizer)
     [record] = row_format.output_records(row_format.parse("a", raw(prompt="x")), [ANSWER])
     assert "logprobs" not in record
 
@@ -307,10 +318,11 @@ def test_a_row_that_was_refused_is_written_as_it_came(row_format: PlainFormat) -
 
 
 def test_a_conversation_with_its_answer_is_scored_and_not_answered(
-    row_format: PlainFormat, encoder: ChatEncoder
+    row_format: PlainFormat, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     fields = {"messages": [USER, ASSISTANT], "sampling": {"prompt_logprobs": 1, "max_tokens": 0, "logprobs": None}}
     row = row_format.parse("a", raw(**fields))
+    encoder = ChatEncoder(tokenizer)
     assert row.request.prompt == tuple(encoder.ids(encoder.whole_text([USER, ASSISTANT])))
     scores = tuple(TokenLogprobs(-1.0, ((5, -0.5),), forward=0) for _ in row.request.prompt[1:])
     [record] = row_format.output_records(row, [replace(ANSWER, prompt_logprobs=scores)])
@@ -319,3 +331,45 @@ def test_a_conversation_with_its_answer_is_scored_and_not_answered(
     assert record["prompt_logprobs"][1]["logprob"] == -1.0
     with pytest.raises(BadRecordError, match="nothing to answer"):
         row_format.parse("a", raw(messages=[USER, ASSISTANT]))
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def with_tools(tokenizer: PreTrainedTokenizerBase) -> PlainFormat:
+    """The format with a chat template that renders tools."""
+    knows_tools = copy.deepcopy(tokenizer)
+    knows_tools.chat_template = f"{{{{ tools }}}}<tool_call>{tokenizer.chat_template}"
+    return PlainFormat(SETTINGS, knows_tools)
+
+
+def test_a_row_with_tools_is_held_by_a_grammar_and_its_answer_is_parted(with_tools: PlainFormat) -> None:
+    row = with_tools.parse("a", raw(prompt="why?", tools=[TOOL], tool_choice="required"))
+    assert row.request.sampling.grammar is not None
+    text = 'Well. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    [record] = with_tools.output_records(row, [replace(ANSWER, pieces=(text,))])
+    assert (record["text"], record["tool_calls"]) == ("Well.", [{"name": "add", "arguments": '{"a": 1}'}])
+    assert record["prompt"] == "why?"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools.0.function is missing"),
+        ({"tools": [TOOL, TOOL]}, "tools holds 2 functions with the name 'add'"),
+        ({"tools": "add"}, "tools must be a list"),
+        ({"tools": [TOOL], "sampling": {"regex": "a"}}, "there are tools and a schema"),
+        ({"tools": [TOOL], "messages": [ASSISTANT | {"tool_calls": [{"id": "x"}]}]}, "messages.0.tool_calls.0"),
+    ],
+)
+def test_a_row_with_unusable_tools_is_refused_by_name(
+    with_tools: PlainFormat, fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(reason)):
+        with_tools.parse("a", raw(prompt="why?", **fields))
+
+
+def test_a_model_whose_template_renders_no_tools_refuses_them(row_format: PlainFormat) -> None:
+    with pytest.raises(RequestError, match="tools"):
+        row_format.parse("a", raw(prompt="why?", tools=[TOOL]))

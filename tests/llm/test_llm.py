@@ -99,6 +99,16 @@ def test_answers_hold_to_a_schema(llm: LLM, schema: type[BaseModel] | dict[str, 
     Person.model_validate_json(output.text)
 
 
+def test_a_tool_that_must_be_called_is_called(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", f"{{{{ tools }}}}<tool_call>{llm.tokenizer.chat_template}")
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    [output] = llm.chat("Is it warm in Rome?", tools=[tool], tool_choice="required")
+    calls = output.outputs[0].tool_calls
+    assert calls and {(call.name, call.arguments) for call in calls} == {("weather", '{"city": "Rome"}')}
+    assert output.text == ""
+
+
 def test_one_unusable_prompt_is_refused_before_any_work(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError, match="tokens"):
         llm.generate([[5] * 3, [5] * 100_000], SHORT)

@@ -36,9 +36,7 @@ def test_a_run_through_four_faults_ends_as_if_nothing_had_been(
     """A worker is killed; a machine loses power and another joins; the driver is killed and its command given on
     another machine; a machine is cut off and comes back. Each happens in the middle of the run."""
     head, first, lost = machines
-    run, undisturbed = (
-        TrainingRun(name, EPOCHS, CHECKPOINT_EVERY, sharding) for name in ("disturbed", "undisturbed")
-    )
+    run, undisturbed = (TrainingRun(name, EPOCHS, CHECKPOINT_EVERY, sharding) for name in ("disturbed", "undisturbed"))
     for each in (first, head):
         run.prepare(each, start_model)
     driver = run.start(first)

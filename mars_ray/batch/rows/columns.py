@@ -38,6 +38,8 @@ ANSWER_COLUMNS: dict[str, pa.DataType] = {
     "tokens_per_forward": pa.float64(),
     "threshold": pa.float64(),
     "finish_reason": pa.string(),
+    "reasoning_content": pa.string(),
+    "tool_calls": pa.list_(pa.struct([("name", pa.string()), ("arguments", pa.string())])),
     "logprobs": LOGPROBS,
     "prompt_logprobs": LOGPROBS,
     "token_ids": pa.list_(pa.int64()),

@@ -3,7 +3,6 @@
 from mars_ray.batch.rows.openai_format import OpenAIBatchFormat, OpenAIFormatSettings
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
 from mars_ray.batch.rows.row_format import RowFormat
-from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.model.folder import ResolvedModel
 
@@ -18,4 +17,4 @@ def open_row_format(settings: RowFormatSettings, model: ResolvedModel) -> RowFor
     tokenizer = model.load_tokenizer()
     if isinstance(settings, OpenAIFormatSettings):
         return OpenAIBatchFormat(settings, tokenizer, model.max_positions, generation_defaults(model.folder))
-    return PlainFormat(settings, ChatEncoder(tokenizer))
+    return PlainFormat(settings, tokenizer)

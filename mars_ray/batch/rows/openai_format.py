@@ -23,7 +23,6 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of
-from mars_ray.data.chat import ChatEncoder, template_of
 from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.messages import EngineFacts
@@ -32,11 +31,9 @@ from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import BadRecordError, InputError, RequestError
 from mars_ray.method.metric import Metric
 from mars_ray.model.token_bytes import token_bytes
-from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
+from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError, api_error
-from mars_ray.openai_api.call_format import answer_format, ends_in_reasoning, markers_of
-from mars_ray.openai_api.chat_messages import text_of
-from mars_ray.openai_api.conversation import conversation
+from mars_ray.openai_api.chat_prompts import ChatPrompts
 from mars_ray.openai_api.deltas import answers_of
 from mars_ray.openai_api.infill import InfillMarkers, infill_markers, infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
@@ -49,7 +46,7 @@ from mars_ray.openai_api.responses import (
     ResponseBuilder,
     ResponseMetadata,
 )
-from mars_ray.openai_api.translate import check_limits, engine_requests, tools_of
+from mars_ray.openai_api.translate import check_limits, engine_requests
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
 
@@ -100,8 +97,7 @@ class OpenAIBatchFormat:
         self._decode = settings.decode
         self._tokenizer = tokenizer
         self._clock = clock
-        self._encoder = ChatEncoder(tokenizer)
-        self._answer_format = answer_format(template_of(tokenizer), markers_of(tokenizer))
+        self._chat_prompts = ChatPrompts(tokenizer)
         self._default_sampling = default_sampling
         self._limits = RequestLimits(output_tokens=positions, default_output_tokens=positions, n=N_MAX, prompts=1)
         # Only the context length and the token bytes are used here; the other values are placeholders.
@@ -184,12 +180,8 @@ class OpenAIBatchFormat:
         return infill_markers(self._tokenizer.get_vocab())  # a copy of the whole vocabulary, so not once a row
 
     def _chat_prompt(self, body: ChatCompletionRequest) -> tuple[list[int], str, AnswerPlan]:
-        offered = tools_of(body, self._limits)
-        talk = conversation(body.messages, offered, self._answer_format)
-        rendered = self._encoder.prompt_text(talk.messages, talk.tools)
-        plan = plan_answer(body, offered, self._answer_format, in_reasoning=ends_in_reasoning(rendered))
-        texts = [text_of(message) for message in body.messages if message.role == "user"]
-        return self._encoder.ids(rendered), (texts or [text_of(body.messages[-1])])[-1], plan
+        prompt = self._chat_prompts.render(body, self._limits)
+        return prompt.ids, prompt.text, prompt.plan
 
     def _request(
         self, id: str, body: ChatCompletionRequest | CompletionRequest, prompt: list[int], plan: AnswerPlan | None

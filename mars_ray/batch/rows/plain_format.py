@@ -4,21 +4,24 @@ The output has one record per answer, which includes the row's other columns. Pr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from reprlib import repr as shortened
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.columns import kept_name
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
-from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.records import Message, parse_messages
 from mars_ray.engine.chunk import Chunk, TokenLogprobs
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
+from mars_ray.openai_api.answer_plan import AnswerPlan
+from mars_ray.openai_api.chat_prompts import TOOL_FIELDS, ChatPrompts, parted_answer, sampling_with_plan
 
 plain_id = partial(own_id, column="id")
 """Return the row's own id, or None if it is missing or unusable."""
@@ -44,9 +47,9 @@ class PlainFormatSettings:
 class PlainFormat:
     """Plain row format; see `RowFormat`. Raises `ConfigError` for an invalid template."""
 
-    def __init__(self, settings: PlainFormatSettings, encoder: ChatEncoder) -> None:
+    def __init__(self, settings: PlainFormatSettings, tokenizer: PreTrainedTokenizerBase) -> None:
         self._settings = settings
-        self._encoder = encoder
+        self._chat_prompts = ChatPrompts(tokenizer)
         self._template = None if settings.template is None else PromptTemplate(settings.template)
 
     def parse(self, id: str, raw: bytes) -> ParsedRow:
@@ -58,17 +61,15 @@ class PlainFormat:
                 raise BadRecordError(
                     f"it has both {name!r} and {kept_name(name)!r}; rename one, they clash in the output"
                 )
-        messages = self._messages(columns)
         sampling = sampling_of(id, columns, self._settings.sampling)
+        decode = decode_of(columns, self._settings.decode)
+        if columns.get("tools"):
+            return self._with_tools(id, columns, sampling, decode)
+        messages = self._messages(columns)
         prompt = self._prompt(messages, answered=sampling.max_tokens > 0)
         if not prompt:
             raise BadRecordError("the chat template renders it as an empty prompt")
-        request = Request(
-            id=id,
-            prompt=prompt,
-            sampling=sampling,
-            decode=decode_of(columns, self._settings.decode),
-        )
+        request = Request(id=id, prompt=prompt, sampling=sampling, decode=decode)
         return ParsedRow(id=id, request=request, prompt_text=_last_user_text(messages), columns=columns)
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
@@ -81,6 +82,7 @@ class PlainFormat:
         return [
             {"id": row.id, "sample": sample, "prompt": row.prompt_text}
             | _outcome(answer)
+            | ({} if row.plan is None else _parted(row.plan, answer.text))
             | ({"logprobs": _logprobs(answer.tokens, answer.logprobs)} if logprobs else {})
             | ({"prompt_logprobs": _prompt_logprobs(row, answers[0]) if sample == 0 else None} if scored else {})
             | (
@@ -98,22 +100,39 @@ class PlainFormat:
 
     def _messages(self, columns: JsonRecord) -> tuple[Message, ...]:
         if self._template is not None:
-            messages = _user_message(self._template.fill(columns))
+            messages = tuple(_user_message(self._template.fill(columns)))
         else:
             messages = _conversation(columns, self._settings.prompt_column)
         if not messages[-1]["content"].strip():
             raise BadRecordError("its prompt is empty")
         return messages
 
+    def _with_tools(self, id: str, columns: JsonRecord, sampling: SamplingParams, decode: DecodeParams) -> ParsedRow:
+        if self._template is None:
+            messages = _raw_messages(columns, self._settings.prompt_column)
+        else:
+            messages = _user_message(self._template.fill(columns))
+        fields = {name: columns[name] for name in TOOL_FIELDS if columns.get(name) is not None}
+        prompt = self._chat_prompts.with_tools(messages, fields)
+        sampling = sampling_with_plan(sampling, prompt.plan)
+        request = Request(id=id, prompt=tuple(prompt.ids), sampling=sampling, decode=decode)
+        return ParsedRow(id=id, request=request, prompt_text=prompt.text, columns=columns, plan=prompt.plan)
+
     def _prompt(self, messages: tuple[Message, ...], *, answered: bool) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to the beginning of the answer, or whole if it is only scored."""
         ends = messages[-1]["role"] == "assistant"
         if answered and ends:
             raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
-        return tuple(self._encoder.ids(self._encoder.whole_text(messages)) if ends else self._encoder.prompt(messages))
+        encoder = self._chat_prompts.encoder
+        return tuple(encoder.ids(encoder.whole_text(messages)) if ends else encoder.prompt(messages))
 
 
 def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...]:
+    return parse_messages(_raw_messages(columns, column))
+
+
+def _raw_messages(columns: JsonRecord, column: str | None) -> Any:
+    """Return the messages of a row before they are checked. Raises `BadRecordError` for a row without any."""
     prompt_columns = ("messages", "prompt") if column is None else (column,)
     name = next((name for name in prompt_columns if columns.get(name) is not None), None)
     if name is None:
@@ -121,14 +140,14 @@ def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...
         raise BadRecordError(f"it has {missing}, only {shortened(sorted(columns))}", missing=prompt_columns)
     value = columns[name]
     if name == "messages" or isinstance(value, list):
-        return parse_messages(value)
+        return value
     if not isinstance(value, str):
         raise BadRecordError(f"{name!r} must be text, not {type(value).__name__} {shortened(value)}")
     return _user_message(value)
 
 
-def _user_message(text: str) -> tuple[Message, ...]:
-    return ({"role": "user", "content": text},)
+def _user_message(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
 
 
 def _last_user_text(messages: tuple[Message, ...]) -> str:
@@ -148,6 +167,11 @@ def _outcome(answer: Chunk) -> JsonRecord:
         "threshold": answer.threshold,
         "finish_reason": answer.finished.reason,
     }
+
+
+def _parted(plan: AnswerPlan, text: str) -> JsonRecord:
+    parts = asdict(parted_answer(plan, text))
+    return {"text": parts.pop("content"), **parts}
 
 
 def _prompt_logprobs(row: ParsedRow, answer: Chunk) -> list[dict[str, Any]]:

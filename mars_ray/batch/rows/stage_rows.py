@@ -16,15 +16,16 @@ from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.batch.rows.row_ids import ID_DIGITS, RowId
 from mars_ray.batch.rows.row_tables import RowResult, to_row_table
 from mars_ray.errors import ConfigError, RequestError
+from mars_ray.openai_api.chat_prompts import TOOL_FIELDS
 
 REQUEST = "__mars_ray_request"
 """Name of the column that holds the request of each row."""
-REQUEST_FIELDS = ("messages", "prompt", "sampling", "threshold", "mode")
+REQUEST_FIELDS = ("messages", "prompt", "sampling", "threshold", "mode", *TOOL_FIELDS)
 STAGE_COLUMNS = {
     name: ANSWER_COLUMNS[name]
     for name in (
         *("sample", "text", "finish_reason", "tokens", "forwards", "tokens_per_forward", "threshold"),
-        *("logprobs", "prompt_logprobs"),
+        *("reasoning_content", "tool_calls", "logprobs", "prompt_logprobs"),
     )
 } | {"error": pa.string()}
 """Columns that a stage adds to its rows. Existing columns with these names are replaced."""

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openai.types.chat.chat_completion import ChatCompletion
+from openai.types.chat.chat_completion_message import ChatCompletionMessage
 
+from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.batch.rows.row_options import sampling_options
 from mars_ray.batch.rows.row_tables import RowResult, as_json
 from mars_ray.errors import BadRecordError, ConfigError
+from mars_ray.openai_api.chat_prompts import TOOL_FIELDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,8 @@ def body_of(raw: bytes, config: EndpointProcessorConfig) -> dict[str, Any]:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         sampling["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     decode = {name: row.get(name, getattr(config, name)) for name in ("threshold", "mode")}
-    fields = {name: value for name, value in (sampling | decode).items() if value is not None}
+    tools = {name: row.get(name) for name in TOOL_FIELDS}
+    fields = {name: value for name, value in (sampling | decode | tools).items() if value is not None}
     return {"messages": messages, "service_tier": "flex", **fields}
 
 
@@ -80,10 +84,19 @@ def result_of(key: bytes, answer: ChatCompletion) -> RowResult:
         "threshold": getattr(usage, "threshold_low", None),
     }
     records = [
-        {"sample": choice.index, "text": choice.message.content or "", "finish_reason": choice.finish_reason} | figures
+        {"sample": choice.index, "finish_reason": choice.finish_reason} | _message(choice.message) | figures
         for choice in answer.choices
     ]
     return RowResult(key=key, records=tuple(map(as_json, records)))
+
+
+def _message(message: ChatCompletionMessage) -> JsonRecord:
+    calls = [call.function for call in message.tool_calls or () if call.type == "function"]
+    return {
+        "text": message.content or "",
+        "reasoning_content": getattr(message, "reasoning_content", None),
+        "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in calls] or None,
+    }
 
 
 def refusal_of(key: bytes, reason: str) -> RowResult:
