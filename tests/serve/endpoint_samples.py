@@ -126,7 +126,9 @@ def served(
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
             gateway = make_gateway_app(make_endpoint(wrap(client), config, FOLDER), control, config, name="test")
-            options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
+            options = uvicorn.Config(
+                gateway, host="127.0.0.1", port=0, ws="none", log_level="error", timeout_graceful_shutdown=2
+            )
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
             while not server.started:
