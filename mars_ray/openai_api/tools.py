@@ -55,10 +55,24 @@ class FunctionChoice(RequestBody):
 
 
 class NamedToolChoice(RequestBody):
-    """A `tool_choice` that names the function to call."""
+    """A `tool_choice` that names the function to call, or an entry of `allowed_tools`."""
 
     type: Literal["function"]
     function: FunctionChoice
+
+
+class AllowedTools(RequestBody):
+    """The functions that an answer may call, or with `required` must call; the prompt describes all."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[Items[NamedToolChoice], Field(min_length=1, max_length=TOOLS_MAX)]
+
+
+class AllowedToolsChoice(RequestBody):
+    """A `tool_choice` that limits the functions to some of `tools`."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 Tools = Annotated[Items[FunctionTool], Field(max_length=TOOLS_MAX)]
@@ -77,7 +91,8 @@ def _choice_of(field: str, *words: str) -> BeforeValidator:
 
 
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedToolChoice, _choice_of("tool_choice", "none", "auto", "required")
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice,
+    _choice_of("tool_choice", "none", "auto", "required"),
 ]
 LegacyChoice = Annotated[Literal["none", "auto"] | FunctionChoice, _choice_of("function_call", "none", "auto")]
 
@@ -89,7 +104,7 @@ class OfferedTools:
     functions: tuple[FunctionDefinition, ...]
     """Functions that the prompt describes."""
     callable: tuple[FunctionDefinition, ...]
-    """Functions that the answer may call: all, or the one that `tool_choice` names."""
+    """Functions that the answer may call: all, or those that `tool_choice` names."""
     required: bool
     """Whether the answer must be a call."""
     parallel: bool
@@ -136,21 +151,23 @@ def offered_tools(
     for function in named:
         if (function.parameters or {}).get("type", "object") != "object":
             raise ApiError.bad_request(f"the parameters of {function.name} must be a schema of the type object.", param)
-    wanted = _wanted_name(choice or function_call)
-    if not named and (wanted is not None or choice == "required"):
+    wanted = _wanted_names(choice or function_call)
+    allowed = choice.allowed_tools if isinstance(choice, AllowedToolsChoice) else None
+    required = choice == "required" or (allowed.mode == "required" if allowed else bool(wanted))
+    if not named and (wanted or required):
         raise ApiError.bad_request(f"the choice of a tool needs tools; give {param}.", "tool_choice")
-    if wanted is not None and wanted not in {function.name for function in named}:
+    for unknown in [name for name in wanted if name not in {function.name for function in named}]:
         raise ApiError.bad_request(
-            f"the function {wanted[:80]!r} is not in {param}; choose one of those.",
+            f"the function {unknown[:80]!r} is not in {param}; choose one of those.",
             "function_call" if legacy else "tool_choice",
         )
     if not named or choice == "none":
         return None
     return OfferedTools(
         functions=tuple(named),
-        callable=tuple(function for function in named if wanted in (None, function.name)),
-        required=wanted is not None or choice == "required",
-        parallel=parallel and not legacy and wanted is None,
+        callable=tuple(function for function in named if not wanted or function.name in wanted),
+        required=required,
+        parallel=parallel and not legacy and (allowed is not None or not wanted),
         legacy=legacy,
     )
 
@@ -172,7 +189,13 @@ def known_format(model: AnswerFormat, param: str) -> CallFormat:
     )
 
 
-def _wanted_name(choice: object) -> str | None:
-    if isinstance(choice, NamedToolChoice):
-        return choice.function.name
-    return choice.name if isinstance(choice, FunctionChoice) else None
+def _wanted_names(choice: object) -> list[str]:
+    """Return the names of the functions that a choice is limited to; none if it is not limited."""
+    match choice:
+        case AllowedToolsChoice():
+            return [tool.function.name for tool in choice.allowed_tools.tools]
+        case NamedToolChoice():
+            return [choice.function.name]
+        case FunctionChoice():
+            return [choice.name]
+    return []

@@ -158,7 +158,8 @@ def test_a_scripted_model_reasons_within_its_budget_and_then_calls(seed: int, bu
     text, ended = walk(plan.grammar.text, Random(seed))
     message = whole(plan, text)
     reasoning = vocabulary()[0].encode(text.partition("</think>")[0], add_special_tokens=False).ids
-    assert "</think>" in text and (len(reasoning) <= 2 * budget)
+    # A token may be one byte of a character, which becomes U+FFFD: three bytes, and as many tokens when encoded again.
+    assert "</think>" in text and len(reasoning) <= 3 * budget
     assert ended
     [call] = message["tool_calls"]
     assert call["function"]["name"] in NAMES

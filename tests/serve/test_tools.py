@@ -17,6 +17,7 @@ from tests.serve.request_samples import CHAT
 from tests.serve.tool_samples import CALLED, NOW, QUESTION, RESULT, TOOLS, WEATHER, tool
 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 UNIQUE = {"properties": {"a": {"type": "array", "uniqueItems": True}}}
 LOOKING = {"type": "string", "pattern": "a(?=b)"}
 PARAMETERS = WEATHER["function"]["parameters"]
@@ -88,6 +89,12 @@ def test_with_required_some_function_is_called(client: OpenAI) -> None:
         calls = called(client, tool_choice="required", parallel_tool_calls=False, temperature=1.5, seed=seed)
         assert len(calls) == 1
         assert calls[0][0] in ("get_weather", "now")
+
+
+def test_of_allowed_tools_only_those_are_called(client: OpenAI) -> None:
+    for seed in range(5):
+        calls = called(client, tool_choice=ALLOWED, temperature=1.5, seed=seed)
+        assert {name for name, _ in calls} == {"get_weather"}
 
 
 def test_with_none_and_with_auto_the_model_may_say_what_it_likes(client: OpenAI) -> None:
@@ -206,6 +213,7 @@ def with_arguments(arguments: str) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice", "the choice of a tool needs tools"),
         ({"tool_choice": NAMED}, "tool_choice", "the choice of a tool needs tools"),
         ({"tools": [NOW], "tool_choice": NAMED}, "tool_choice", "'get_weather' is not in tools"),
+        ({"tools": [NOW], "tool_choice": ALLOWED}, "tool_choice", "'get_weather' is not in tools"),
         ({"tools": [NOW], "tool_choice": "any"}, "tool_choice", "tool_choice must be none, auto, required or an"),
         ({"tools": [NOW], "functions": [NOW["function"]]}, "functions", "not both"),
         ({"functions": [NOW["function"]], "function_call": {"name": "g"}}, "function_call", "'g' is not in functions"),
