@@ -93,23 +93,29 @@ def test_an_answer_is_parsed_as_its_type(client: OpenAI) -> None:
 
 
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "18"}
+USED = {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": "{}"}
+SCHEMA = {"type": "json_schema", "name": "a"}
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier items in input"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "Response with id 'resp_1' not found"),
         ({"background": True}, "background", "background is not supported by this server"),
         ({"conversation": "conv_1"}, "conversation", "conversation is not supported"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "reasoning is not supported"),
+        ({"include": ["message.output_text.logprobs"]}, "include", "'message.output_text.logprobs' is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "a tool of type 'web_search' is not supported"),
         ({"tools": [TOOL] * 500}, "tools", "500 functions"),
-        ({"input": [OUTPUT]}, "messages", "the result of a call 'a'"),
+        ({"input": [OUTPUT]}, "input", "the result of a call 'a'"),
+        ({"input": [USED]}, "input", "add an item of type function_call_output with its call_id"),
+        ({"input": [{"role": "user", "content": "x"}] * 1025}, "input", "the number of messages is 1025"),
+        ({"text": {"format": SCHEMA | {"schema": {"type": "x"}}}}, "text.format", "x"),
         ({"input": [IMAGE]}, "input", "'input_image' is not supported"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "'item_reference'; use one of 'message'"),
         ({"input": []}, "input", "input is empty; give a text"),
-        ({"max_output_tokens": 10**6}, "max_completion_tokens", "this server takes at most"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", "max_output_tokens is 1000000; this server takes at most"),
         ({"messages": []}, "messages", "unknown parameter 'messages'"),
     ],
 )

@@ -7,10 +7,11 @@ Never: ends a stream without its last event or an error event.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from mars_ray.anthropic_api.error_body import error_body, uses_messages_api
@@ -29,6 +30,9 @@ from mars_ray.serve.middleware.exchange import Exchange
 MAX_RUNNING_CHOICES = 32
 """Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue."""
 
+Keep = Callable[[BaseModel], Awaitable[None]]
+"""Takes each object that ends an answer before it is sent, and may change it."""
+
 NumberedChunk = tuple[int, Chunk]
 """Index of a prompt in its request, and a chunk of the answer to it."""
 
@@ -45,6 +49,7 @@ class Generation:
     usage: ResponseUsage
     rehearsal: str | None
     """Machine whose step times the engine takes; None if steps take the time of this machine."""
+    keep: Keep | None
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the response, which go out with the first chunk of a stream."""
@@ -87,6 +92,8 @@ async def answer_events(
                     count_chunk(arrived[1], usage)
             if options.include_usage:
                 for event in builder.last_chunks(usage.usage()):
+                    if generation.keep:
+                        await generation.keep(event)
                     yield sent_event(event)
             if not uses_messages_api(exchange.path):
                 yield DONE
