@@ -1,7 +1,6 @@
 """OpenAI's Responses API: its client works unmodified, and what cannot be served is refused by name."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import jsonschema
@@ -9,8 +8,9 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
+from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
-from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
+from tests.serve.endpoint_samples import ANSWER, MESSAGES
 from tests.serve.request_samples import RESPONSES
 from tests.serve.tool_samples import WEATHER
 
@@ -26,17 +26,9 @@ CALL: dict[str, Any] = PLAIN | {
 }
 
 
-@pytest.fixture(scope="module")
-def generic() -> Iterator[Served]:
-    """The bundled model knows no tools, so that a system message describes them."""
-    with served(config_of(tool_call_parser="hermes")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(generic: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{generic.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+@pytest.fixture
+def client(keyed: Keyed) -> OpenAI:
+    return keyed.ada
 
 
 def without_ids(output: list[Any]) -> list[dict[str, Any]]:
@@ -120,9 +112,9 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
     ],
 )
 def test_what_cannot_be_served_is_refused_with_what_to_change(
-    generic: Served, fields: dict[str, Any], param: str, said: str
+    keyed: Keyed, fields: dict[str, Any], param: str, said: str
 ) -> None:
-    with http(generic) as plain:
+    with http(keyed.served, keyed.keys[0]) as plain:
         refused = plain.post(RESPONSES, json=PLAIN | fields)
     assert said in check_error(refused, 400, param=param, code=refused.json()["error"]["code"])
-    settled(generic)
+    settled(keyed.served)

@@ -1,16 +1,15 @@
 """Stored responses, through OpenAI's client: continued, retrieved, listed, deleted, and shown to nobody else."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from mars_ray.serve.http.response_store import DAY_SECONDS
-from mars_ray.serve.middleware.api_keys import add_key
+from mars_ray.serve.http.response_store import DAY_SECONDS, ResponseStore
+from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
-from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
+from tests.serve.endpoint_samples import ANSWER, MESSAGES
 from tests.serve.request_samples import RESPONSES
 from tests.serve.tool_samples import WEATHER
 
@@ -20,32 +19,14 @@ PLAIN: dict[str, Any] = {"model": MODEL, "max_output_tokens": 60, "temperature":
 TOOL = {"type": "function", "name": "get_weather", "parameters": WEATHER["function"]["parameters"], "strict": False}
 
 
-@pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys.yaml"
+@pytest.fixture
+def ada(keyed: Keyed) -> OpenAI:
+    return keyed.ada
 
 
-@pytest.fixture(scope="module")
-def keys(key_file: Path) -> list[str]:
-    return [add_key(key_file, "ada", "use"), add_key(key_file, "bob", "operate")]
-
-
-@pytest.fixture(scope="module")
-def keyed(key_file: Path, keys: list[str]) -> Iterator[Served]:
-    with served(config_of(keys=key_file, tool_call_parser="hermes")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ada(keyed: Served, keys: list[str]) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{keyed.url}/v1", api_key=keys[0], max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def bob(keyed: Served, keys: list[str]) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{keyed.url}/v1", api_key=keys[1], max_retries=0) as client:
-        yield client
+@pytest.fixture
+def bob(keyed: Keyed) -> OpenAI:
+    return keyed.bob
 
 
 def test_a_conversation_goes_on_as_if_every_item_had_been_sent_again(ada: OpenAI) -> None:
@@ -118,46 +99,48 @@ def test_another_keys_response_reads_as_one_that_does_not_exist(ada: OpenAI, bob
     assert ada.responses.retrieve(response.id).id == response.id
 
 
-def test_an_expired_response_is_unknown(keyed: Served, ada: OpenAI) -> None:
+def test_an_expired_response_is_unknown(keyed: Keyed, ada: OpenAI) -> None:
     response = ada.responses.create(**PLAIN | {"max_output_tokens": 1}, input="a")
-    keyed.store.seconds += DAY_SECONDS
+    keyed.served.store.seconds += DAY_SECONDS
     with pytest.raises(NotFoundError):
         ada.responses.retrieve(response.id)
     with pytest.raises(BadRequestError, match="not found"):
         ada.responses.create(**PLAIN, input="a", previous_response_id=response.id)
 
 
-def test_a_response_that_is_not_to_be_stored_does_not_touch_the_store(keyed: Served, ada: OpenAI) -> None:
-    keyed.store.calls.clear()
+def test_a_response_that_is_not_to_be_stored_does_not_touch_the_store(keyed: Keyed, ada: OpenAI) -> None:
+    keyed.served.store.calls.clear()
     response = ada.responses.create(**PLAIN | {"max_output_tokens": 1}, input="a", store=False)
     assert response.store is False  # type: ignore[attr-defined]
     with ada.responses.stream(**PLAIN | {"max_output_tokens": 1}, input="a", store=False) as stream:
         stream.until_done()
-    assert keyed.store.calls == []
+    assert keyed.served.store.calls == []
 
 
-def test_a_stream_that_its_caller_leaves_is_not_stored(keyed: Served, ada: OpenAI) -> None:
-    keyed.store.calls.clear()
+def test_a_stream_that_its_caller_leaves_is_not_stored(keyed: Keyed, ada: OpenAI) -> None:
+    keyed.served.store.calls.clear()
     stream = ada.responses.create(**PLAIN | {"max_output_tokens": 4000}, input=ASKED, stream=True)
     next(iter(stream))
     stream.close()
-    settled(keyed)
-    assert keyed.store.calls == []
+    settled(keyed.served)
+    assert keyed.served.store.calls == []
 
 
-def test_without_a_store_answers_come_all_the_same_and_say_that_they_are_not_stored() -> None:
-    with served(config_of()) as running:
-        running.store.core.remove()
-        with OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
-            response = client.responses.create(**PLAIN, input=ASKED)
-            assert (response.output_text, response.store) == (ANSWER, False)  # type: ignore[attr-defined]
-            with client.responses.stream(**PLAIN, input=ASKED) as stream:
-                last = stream.get_final_response()
-            assert (last.output_text, last.store) == (ANSWER, False)  # type: ignore[attr-defined]
-        with http(running) as plain:
-            for refused in (
-                plain.post(RESPONSES, json=PLAIN | {"input": "a", "previous_response_id": "resp_1"}),
-                plain.get(f"{RESPONSES}/resp_1"),
-            ):
-                assert "store of responses" in check_error(refused, 503, code="unavailable")
-        settled(running)
+def test_without_a_store_answers_come_all_the_same_and_say_that_they_are_not_stored(
+    keyed: Keyed, ada: OpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = ResponseStore(tmp_path / "store")
+    lost.remove()
+    monkeypatch.setattr(keyed.served.store, "core", lost)
+    response = ada.responses.create(**PLAIN, input=ASKED)
+    assert (response.output_text, response.store) == (ANSWER, False)  # type: ignore[attr-defined]
+    with ada.responses.stream(**PLAIN, input=ASKED) as stream:
+        last = stream.get_final_response()
+    assert (last.output_text, last.store) == (ANSWER, False)  # type: ignore[attr-defined]
+    with http(keyed.served, keyed.keys[0]) as plain:
+        for refused in (
+            plain.post(RESPONSES, json=PLAIN | {"input": "a", "previous_response_id": "resp_1"}),
+            plain.get(f"{RESPONSES}/resp_1"),
+        ):
+            assert "store of responses" in check_error(refused, 503, code="unavailable")
+    settled(keyed.served)
