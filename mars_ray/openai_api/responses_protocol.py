@@ -20,10 +20,14 @@ RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"stream_options"}
 """Fields that are accepted without effect. The only option of a stream adds padding."""
 
 RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "access_programs": (),
     "background": (False,),
+    "background_options": (),
     "context_management": ([],),
     "conversation": (),
+    "image": (),
     "max_tool_calls": (),
+    "moderation": (),
     "prompt": (),
     "reasoning": ({}, {"effort": "none"}, {"summary": "auto"}, {"effort": "none", "summary": "auto"}),
     "top_logprobs": (0,),

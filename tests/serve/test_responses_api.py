@@ -6,8 +6,10 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 from openai import OpenAI
+from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
+from mars_ray.openai_api.responses_protocol import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesRequest
 from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
 from tests.serve.endpoint_samples import ANSWER, MESSAGES
@@ -82,6 +84,26 @@ def test_an_answer_is_parsed_as_its_type(client: OpenAI) -> None:
 
     parsed = client.responses.parse(model=MODEL, input=ASKED, text_format=Unit, max_output_tokens=100)
     assert isinstance(parsed.output_parsed, Unit)
+
+
+def test_every_field_the_openai_package_can_send_was_thought_about() -> None:
+    known = set(ResponsesRequest.model_fields) | RESPONSES_IGNORED | RESPONSES_NEUTRAL.keys()
+    offered = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
+    assert offered <= known, "a new version of openai: act upon these fields, ignore them or refuse them"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"include": ["reasoning.encrypted_content"], "store": False},
+        {"include": [], "reasoning": {"effort": None, "summary": "auto"}},
+        {"include": None, "reasoning": {"effort": "none"}, "store": None},
+    ],
+    ids=["codex", "agents", "nulls"],
+)
+def test_what_coding_agents_send_by_default_is_accepted(client: OpenAI, fields: dict[str, Any]) -> None:
+    response = client.responses.create(**PLAIN | {"max_output_tokens": 1} | fields)
+    assert response.store == (fields.get("store") is not False)  # type: ignore[attr-defined]
 
 
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "18"}
