@@ -70,10 +70,10 @@ def item_page(
 def _fields(item: Item) -> dict[str, Any]:
     match item:
         case MessageItem():
-            kind = "output_text" if item.role == "assistant" else "input_text"
-            part: dict[str, Any] = {"type": kind, "text": text_of_content(item.content)}
-            annotations = {"annotations": []} if item.role == "assistant" else {}
-            return {"role": item.role, "content": [part | annotations]}
+            part: dict[str, Any] = {"type": "input_text", "text": text_of_content(item.content)}
+            if item.role == "assistant":
+                part |= {"type": "output_text", "annotations": []}
+            return {"role": item.role, "content": [part]}
         case FunctionCallItem():
             return {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case FunctionOutputItem():

@@ -56,7 +56,7 @@ def test_what_is_kept_is_the_newest_within_the_bounds(puts: list[tuple[str, int,
             now[0] += pause
             stored = response(f"{number}", text="x" * length)
             assert store.put(owner, stored)
-            kept = [(*each, put_s) for *each, put_s in kept if put_s > now[0] - seconds] + [(owner, stored, now[0])]  # type: ignore[misc]
+            kept = [each for each in kept if each[2] > now[0] - seconds] + [(owner, stored, now[0])]
             while sum(each.bytes for whose, each, _ in kept if whose == owner) > owner_bytes:
                 del kept[next(place for place, each in enumerate(kept) if each[0] == owner)]
             while sum(each.bytes for _, each, _ in kept) > total_bytes:

@@ -63,9 +63,9 @@ def test_input_items_are_listed_in_pages(ada: OpenAI) -> None:
     response = ada.responses.create(**PLAIN | {"max_output_tokens": 1}, input=sent)
     page = ada.responses.input_items.list(response.id, limit=2)
     assert (len(page.data), page.has_more) == (2, True)
-    texts = [item.content[0].text for item in ada.responses.input_items.list(response.id, limit=2, order="asc")]  # type: ignore[union-attr]
+    texts = [item.content[0].text for item in ada.responses.input_items.list(response.id, limit=2, order="asc")]  # type: ignore[union-attr,index]
     assert texts == ["0", "1", "2", "3", "4"]
-    assert [item.content[0].text for item in page] == texts[::-1]  # type: ignore[union-attr]
+    assert [item.content[0].text for item in page] == texts[::-1]  # type: ignore[union-attr,index]
     for wrong, param in (({"after": "x"}, "after"), ({"limit": 101}, "limit"), ({"order": "up"}, "order")):
         with pytest.raises(BadRequestError) as error:
             ada.responses.input_items.list(response.id, **wrong)  # type: ignore[arg-type]
