@@ -16,6 +16,8 @@ from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
 from mars_ray.openai_api.tools import FunctionName, refuse_hosted_tool
 
+RESPONSES_PATH = "/v1/responses"
+
 RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"stream_options"}
 """Fields that are accepted without effect. The only option of a stream adds padding."""
 

@@ -1,5 +1,6 @@
 """Gateways on a Ray cluster share one store of responses, which outlives its process."""
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -7,7 +8,10 @@ from pathlib import Path
 import pytest
 from openai import NotFoundError, OpenAI
 
+from mars_ray.errors import ResponseNotFoundError, UnavailableError
 from mars_ray.ray_cluster import temporary_folder
+from mars_ray.serve.http.response_store import StoredResponse
+from mars_ray.serve.ray.ray_response_store import RayResponseStore, remove_response_store
 from tests.serve.cluster_samples import STEP_SECONDS, Cluster, cluster, deploy_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
@@ -49,3 +53,32 @@ def test_a_response_made_at_one_gateway_is_continued_at_another_and_outlives_the
                 client.responses.retrieve(response.id)
         assert set(stores.iterdir()) > before
     assert set(stores.iterdir()) <= before, "the texts end with the endpoint"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_clients_of_a_store_that_ended_start_another_which_is_empty() -> None:
+    stored = StoredResponse("a", None, "[]", '{"output": []}')
+
+    async def until_stored(client: RayResponseStore) -> None:
+        while True:  # on a busy machine the actor's process is up later than a client waits
+            try:
+                assert await client.put("ada", stored)
+                return
+            except UnavailableError:
+                continue
+
+    async def use() -> None:
+        client, other = RayResponseStore("ended"), RayResponseStore("ended")
+        await until_stored(client)
+        assert await other.get("ada", "a") == stored.response
+        await asyncio.to_thread(remove_response_store, "ended")
+        for each in (client, other):
+            with pytest.raises(ResponseNotFoundError):
+                await each.get("ada", "a")
+        await other.put("ada", stored)
+        assert await client.get("ada", "a") == stored.response
+
+    try:
+        asyncio.run(use())
+    finally:
+        remove_response_store("ended")

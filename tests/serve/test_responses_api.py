@@ -1,6 +1,8 @@
 """OpenAI's Responses API: its client works unmodified, and what cannot be served is refused by name."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import jsonschema
@@ -8,8 +10,17 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
+from starlette.requests import Request
 
+from mars_ray.engine.chunk import Chunk
+from mars_ray.errors import GrammarError
+from mars_ray.openai_api.response_events import ResponseObjectBuilder
+from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.responses_protocol import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesRequest
+from mars_ray.openai_api.responses_translate import chat_request_of
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.http.generation import Generation, NumberedChunk, answer_events
+from mars_ray.serve.middleware.exchange import Exchange
 from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
 from tests.serve.endpoint_samples import ANSWER, MESSAGES
@@ -140,3 +151,23 @@ def test_what_cannot_be_served_is_refused_with_what_to_change(
         refused = plain.post(RESPONSES, json=PLAIN | fields)
     assert said in check_error(refused, 400, param=param, code=refused.json()["error"]["code"])
     settled(keyed.served)
+
+
+def test_an_error_in_a_stream_names_the_field_of_the_response() -> None:
+    body = ResponsesRequest(model=MODEL, input=ASKED)
+    metadata = ResponseMetadata(id="resp_1", created=0, model=MODEL, token_bytes=[b"a"] * 10)
+    exchange = Exchange(request_id="1", method="POST", path=RESPONSES, arrived_unix_s=0.0)
+    builder = ResponseObjectBuilder(ChatResponseBuilder(metadata), metadata, body)
+    usage = ResponseUsage(prompt_tokens=1)
+    http = Request(exchange.put_in({"type": "http"}))
+    generation = Generation(chat_request_of(body), [], http, builder, usage, None, None)
+
+    async def arriving() -> AsyncGenerator[NumberedChunk, None]:
+        raise GrammarError("the grammar cannot be followed any further.")
+        yield  # makes this a generator
+
+    async def last_event() -> Any:
+        events = [event async for event in answer_events(generation, (0, Chunk("1", 0, (5,), ("a",))), arriving())]
+        return events[-1]
+
+    assert json.loads(asyncio.run(last_event()))["error"]["param"] == "text.format"

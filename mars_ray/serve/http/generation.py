@@ -23,6 +23,8 @@ from mars_ray.openai_api.api_error import api_error
 from mars_ray.openai_api.deltas import delta_of, split_by_token
 from mars_ray.openai_api.protocol import GenerateRequest
 from mars_ray.openai_api.responses import ResponseBuilder
+from mars_ray.openai_api.responses_protocol import RESPONSES_PATH
+from mars_ray.openai_api.responses_translate import responses_error
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.streams import DONE, NamedEvent, sent_event
 from mars_ray.serve.middleware.exchange import Exchange
@@ -99,6 +101,8 @@ async def answer_events(
                 yield DONE
         except MarsRayError as error:
             refusal = api_error(error, request_id=exchange.request_id)
+            if exchange.path == RESPONSES_PATH:
+                refusal = responses_error(refusal)
             exchange.code = refusal.code  # for the log, because the status that was sent is 200
             body = error_body(refusal, exchange.path, exchange.request_id)
             yield NamedEvent("error", json.dumps(body)) if uses_messages_api(exchange.path) else json.dumps(body)

@@ -23,7 +23,7 @@ from mars_ray.openai_api.request_limits import CALLS_MAX
 from mars_ray.openai_api.response_events import ResponseEvent, ResponseObject, ResponseObjectBuilder
 from mars_ray.openai_api.response_items import ItemPage, item_page, parsed_items, stored_items
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.responses_protocol import Item, ResponsesRequest
+from mars_ray.openai_api.responses_protocol import RESPONSES_PATH, Item, ResponsesRequest
 from mars_ray.openai_api.responses_translate import chat_request_of, items_of, responses_error
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.response_store import ResponseStoreClient, StoredResponse
@@ -31,8 +31,6 @@ from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 log = logging.getLogger(__name__)
-
-PATH = "/v1/responses"
 
 
 class DeletedResponse(BaseModel):
@@ -49,11 +47,11 @@ def responses_routes(
     """Return the routes. `stream_schema` documents answers that may be streams."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
-    @routes.post(PATH, response_model=ResponseObject, responses=stream_schema)
+    @routes.post(RESPONSES_PATH, response_model=ResponseObject, responses=stream_schema)
     async def create(body: ResponsesRequest, request: Request) -> Response:
         return await create_response(endpoint, store, body, request)
 
-    @routes.get(PATH + "/{response_id}", response_model=ResponseObject)
+    @routes.get(RESPONSES_PATH + "/{response_id}", response_model=ResponseObject)
     async def retrieve(response_id: str, request: Request, stream: bool = False) -> Response:
         if stream:
             raise ApiError.bad_request(
@@ -61,12 +59,12 @@ def responses_routes(
             )
         return Response(await store.get(_owner(request), response_id), media_type="application/json")
 
-    @routes.delete(PATH + "/{response_id}")
+    @routes.delete(RESPONSES_PATH + "/{response_id}")
     async def delete(response_id: str, request: Request) -> DeletedResponse:
         await store.delete(_owner(request), response_id)
         return DeletedResponse(id=response_id)
 
-    @routes.get(PATH + "/{response_id}/input_items")
+    @routes.get(RESPONSES_PATH + "/{response_id}/input_items")
     async def input_items(
         response_id: str,
         request: Request,
