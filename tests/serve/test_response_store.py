@@ -90,11 +90,11 @@ def test_another_owners_response_is_as_unknown_as_none() -> None:
     with opened() as store:
         store.put("ada", response("a"))
         said = []
-        for owner, id in (("bob", "a"), ("", "a"), ("ada", "x")):
+        for owner, id in (("bob", "a"), ("", "a"), ("ada", "x"), ("ada", "\0")):
             for ask in (store.get, store.delete, lambda owner, id: store.chain(owner, id, 1000)):
                 with pytest.raises(ResponseNotFoundError) as error:
                     ask(owner, id)
-                said.append(str(error.value).replace("'x'", "'a'"))
+                said.append(str(error.value).replace("'x'", "'a'").replace("'\\x00'", "'a'"))
         assert len(set(said)) == 1
         assert holds(store, "ada", "a")
 
@@ -110,6 +110,16 @@ def test_a_conversation_is_the_chain_of_its_responses_oldest_first() -> None:
         store.delete("ada", "a")
         with pytest.raises(ResponseNotFoundError, match="'a' not found"):
             store.chain("ada", "c", 1000)
+
+
+@given(st.lists(st.text(), max_size=4), st.lists(st.text(), max_size=4))
+def test_items_come_back_as_they_were_whatever_their_text(given_items: list[str], output: list[str]) -> None:
+    with opened() as store:
+        text = json.dumps({"output": [*output, {"text": output}]}, ensure_ascii=False)
+        store.put("ada", StoredResponse("a", None, json.dumps(given_items, ensure_ascii=False), text))
+        [turn] = store.chain("ada", "a", 10**6)
+        assert (json.loads(turn.input), json.loads(turn.output)) == (given_items, [*output, {"text": output}])
+        assert store.get("ada", "a") == text
 
 
 def test_a_conversation_has_a_bound_in_bytes_and_in_responses() -> None:

@@ -127,6 +127,7 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
     ("fields", "param", "said"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "Response with id 'resp_1' not found"),
+        ({"previous_response_id": ""}, "previous_response_id", "Response with id '' not found"),
         ({"background": True}, "background", "background is not supported by this server"),
         ({"conversation": "conv_1"}, "conversation", "conversation is not supported"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "reasoning is not supported"),

@@ -160,9 +160,10 @@ class ResponseStore:
         `max_bytes` or more responses than the bound.
         """
         turns: list[Turn] = []
-        room, wanted = max_bytes, id
+        room = max_bytes
+        wanted: str | None = id
         with self._transaction():
-            while wanted:
+            while wanted is not None:
                 columns = "previous, input, json_extract(response, '$.output')"
                 wanted, given, output = self._row(columns, owner, wanted)
                 turns.append(Turn(given, output))

@@ -30,7 +30,8 @@ class ResponseStoreActor:
     """The actor that holds the store, in the folder `name` of its node. A restarted actor has the same name."""
 
     def __init__(self, name: str) -> None:
-        stores = private_folder(temporary_folder() / "responses")
+        # Another account that owned the folder above could put its own in the place of this one.
+        stores = private_folder(temporary_folder() / "responses", within=temporary_folder())
         remove_stale(stores)
         self._store = ResponseStore(stores / name)
         self._called_s = time.monotonic()
