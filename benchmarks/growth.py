@@ -302,8 +302,8 @@ def serve(sender: Connection) -> None:
         engine, facts = await AsyncEngine.start(config.engine_spec(folder))
         info = ModelInfo(name=config.model_name, created=1, engine=facts)
         client: Any = _Idle(LocalEngineClient(engine, info, EngineMetrics(model="bundled", replica="none")))
-        control: Any = None
-        app = make_gateway_app(make_endpoint(client, config, folder), control, config, name="growth")
+        unused: Any = None
+        app = make_gateway_app(make_endpoint(client, config, folder), unused, unused, config, name="growth")
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
         serving = asyncio.create_task(server.serve())
         while not server.started:

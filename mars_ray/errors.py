@@ -14,7 +14,8 @@ MarsRayError
 │   ├── ReportError           a report of a replica, or its directive, is invalid
 │   └── RequestError          a request to the engine is not usable
 │       ├── PromptTooLongError  the prompt does not fit the model's context
-│       └── GrammarError      the schema or regular expression cannot be used
+│       ├── GrammarError      the schema or regular expression cannot be used
+│       └── ResponseNotFoundError  a stored response does not exist or is another key's
 └── RunError                  the work started but could not be finished  exit code 1
     ├── DivergedError         the loss is no longer a finite number
     ├── QueueFullError        the queue of the engine is full
@@ -98,6 +99,10 @@ class PromptTooLongError(RequestError):
 
 class GrammarError(RequestError):
     """A schema or a regular expression cannot be used: it is malformed, or too expensive to compile or to follow."""
+
+
+class ResponseNotFoundError(RequestError):
+    """No stored response of this owner has the id: it was never stored, has expired, or belongs to another key."""
 
 
 class RunError(MarsRayError):

@@ -75,6 +75,7 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.RequestError: _ErrorKind(400, "invalid_request_error", None, shown=True),
     errors.PromptTooLongError: _ErrorKind(400, "invalid_request_error", "context_length_exceeded", shown=True),
     errors.GrammarError: _ErrorKind(400, "invalid_request_error", None, shown=True, param="response_format"),
+    errors.ResponseNotFoundError: _ErrorKind(404, "invalid_request_error", "response_not_found", shown=True),
     errors.QueueFullError: _ErrorKind(429, "rate_limit_error", "overloaded", shown=True),
     # 408 means that the caller was too slow: here, too slow to read the response instead of to write the request.
     errors.SlowReaderError: _ErrorKind(408, "invalid_request_error", "slow_reader", shown=True),

@@ -115,32 +115,32 @@ def _check_calls(messages: Sequence[Message], rendered: Sequence[Mapping[str, An
     """Return whether the conversation has calls. Raises an `ApiError` unless each call is followed by its result."""
     open_ids: dict[str, None] = {}
     has_calls = False
-    for number, (message, fields) in enumerate(zip(messages, rendered, strict=True)):
+    for message, fields in zip(messages, rendered, strict=True):
         if isinstance(message, ToolMessage | FunctionMessage):
             id = message.tool_call_id if isinstance(message, ToolMessage) else LEGACY_ID
             if id not in open_ids:
                 raise ApiError.bad_request(
-                    f"messages.{number} is the result of a call {id[:ID_CHARS]!r} that the assistant's message before "
-                    "it does not have; send that message too.",
+                    f"the result of a call {id[:ID_CHARS]!r} follows no message of the assistant with that call; send "
+                    "that message too.",
                     "messages",
                 )
             del open_ids[id]
             continue
-        _check_answered(open_ids, number)
+        _check_answered(open_ids)
         calls = fields.get("tool_calls", ())
         has_calls = has_calls or bool(calls)
         open_ids = dict.fromkeys(call["id"] for call in calls)
         if len(open_ids) < len(calls):
-            raise ApiError.bad_request(f"messages.{number} has two calls with one id; ids must differ.", "messages")
-    _check_answered(open_ids, len(messages))
+            raise ApiError.bad_request("an answer has two calls with one id; ids must differ.", "messages")
+    _check_answered(open_ids)
     return has_calls
 
 
-def _check_answered(open_ids: Mapping[str, None], number: int) -> None:
+def _check_answered(open_ids: Mapping[str, None]) -> None:
     if open_ids:
         raise ApiError.bad_request(
-            f"the call {next(iter(open_ids))[:ID_CHARS]!r} has no result before messages.{number}; "
-            "add a message with the role tool and its tool_call_id.",
+            f"the call {next(iter(open_ids))[:ID_CHARS]!r} has no result; add a message with the role tool and its "
+            "tool_call_id after it.",
             "messages",
         )
 

@@ -57,9 +57,9 @@ class ResponseObject(BaseModel):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     store: bool
-    """Always false, because this server stores no responses."""
+    """Whether the response is stored."""
     temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
@@ -200,8 +200,8 @@ class ResponseObjectBuilder:
             model=self._metadata.model,
             output=self._items,
             parallel_tool_calls=body.parallel_tool_calls,
-            previous_response_id=None,
-            store=False,
+            previous_response_id=body.previous_response_id,
+            store=body.store,
             temperature=body.temperature,
             text={"format": body.text.format.model_dump(by_alias=True, exclude_unset=True)},
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),

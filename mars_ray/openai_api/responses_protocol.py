@@ -16,21 +16,40 @@ from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
 from mars_ray.openai_api.tools import FunctionName, refuse_hosted_tool
 
-RESPONSES_IGNORED = (IGNORED - {"metadata"}) | {"stream_options"}
+RESPONSES_PATH = "/v1/responses"
+
+RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"stream_options"}
 """Fields that are accepted without effect. The only option of a stream adds padding."""
 
 RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "access_programs": (),
     "background": (False,),
+    "background_options": (),
     "context_management": ([],),
     "conversation": (),
-    "include": ([],),
+    "image": (),
     "max_tool_calls": (),
+    "moderation": (),
     "prompt": (),
-    "reasoning": ({},),
+    "reasoning": ({}, {"effort": "none"}, {"summary": "auto"}, {"effort": "none", "summary": "auto"}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 """Unsupported fields, with the values that are accepted because they request nothing. Null is always accepted."""
+
+INCLUDED = frozenset(
+    (
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    )
+)
+"""Values of `include` that are accepted without effect. Reasoning comes back in the clear, so callers can send it again
+without its encrypted form. The other values are about items that no response of this server has."""
 
 
 class _Item(RequestBody):
@@ -161,17 +180,39 @@ class TextOptions(RequestBody):
     verbosity: Literal["medium"] | None = None
 
 
+def _without_nulls(value: Any) -> Any:
+    """Return an object without its fields that are null, and any other value as it is."""
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def _supported(include: Any) -> Any:
+    """Return the field `include`. Raises an `ApiError` for a value that is not supported."""
+    for value in include if isinstance(include, list) else ():
+        if isinstance(value, str) and value not in INCLUDED:
+            raise ApiError.bad_request(
+                f"include {value[:80]!r} is not supported by this server; leave it out.",
+                "include",
+                "unsupported_parameter",
+            )
+    return include
+
+
 class ResponsesRequest(RequestBody):
     """Body of `/v1/responses`."""
 
     model: str
+    include: Annotated[Items[str], Field(max_length=len(INCLUDED)), BeforeValidator(_supported)] = Field([])
     input: str | Annotated[Items[Item], Field(min_length=1, max_length=CALLS_MAX)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Returned with the response."""
     parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    """Stored response whose conversation the input continues."""
     service_tier: str | None = None
+    store: bool = True
+    """Whether the finished response is stored for later requests."""
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     text: TextOptions = TextOptions()
@@ -187,16 +228,10 @@ class ResponsesRequest(RequestBody):
         if not isinstance(value, dict):
             return value
         kept = {name: item for name, item in value.items() if item is not None and name not in RESPONSES_IGNORED}
-        if "previous_response_id" in kept:
-            raise ApiError.bad_request(
-                "this server stores no responses; send the earlier items in input instead of previous_response_id.",
-                "previous_response_id",
-                "unsupported_parameter",
-            )
         if kept.get("input") == []:
             raise ApiError.bad_request("input is empty; give a text or at least one item.", "input")
         for name in RESPONSES_NEUTRAL.keys() & kept.keys():
-            if kept.pop(name) not in RESPONSES_NEUTRAL[name]:
+            if _without_nulls(kept.pop(name)) not in RESPONSES_NEUTRAL[name]:
                 raise ApiError.bad_request(
                     f"{name} is not supported by this server; leave it out.", name, "unsupported_parameter"
                 )

@@ -1,13 +1,15 @@
 """Turn a request of the Responses API into a chat completion request, so that both take the same path.
 
-In:    a checked body.
-Out:   a chat completion request.
+In:    a checked body, and the items of the conversation that it continues.
+Out:   a chat completion request; errors about it, with the names of the Responses API.
 Never: leaves out a field that would change the answer.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Literal, cast
 
+from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.chat_messages import (
     AssistantMessage,
     CalledFunction,
@@ -37,16 +39,35 @@ from mars_ray.openai_api.responses_protocol import (
 )
 from mars_ray.openai_api.tools import FunctionDefinition, FunctionTool
 
+RESPONSES_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+    "a message with the role tool and its tool_call_id": "an item of type function_call_output with its call_id",
+}
+"""Names of the Responses API, keyed by those that errors about the chat request use."""
 
-def chat_request_of(body: ResponsesRequest) -> ChatCompletionRequest:
-    """Return the chat completion request that means the same."""
+
+def responses_error(error: ApiError) -> ApiError:
+    """Return an error about the chat request of a response, with the names of the Responses API."""
+    name = re.compile("|".join(rf"\b{re.escape(chat)}\b" for chat in RESPONSES_NAMES if chat != "messages"))
+    message = name.sub(lambda found: RESPONSES_NAMES[found[0]], error.message)
+    param = RESPONSES_NAMES.get(error.param or "", error.param)
+    return ApiError(error.status, message, type=error.type, param=param, code=error.code, headers=error.headers)
+
+
+def items_of(body: ResponsesRequest) -> Sequence[Item]:
+    """Return the items of the input. A text is a message of the user."""
+    return [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+
+
+def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> ChatCompletionRequest:
+    """Return the chat completion request that means the same, with the items `before` in front of the input."""
     messages: list[Message] = []
     if body.instructions:
         messages.append(InputMessage(role="system", content=body.instructions))
-    if isinstance(body.input, str):
-        messages.append(InputMessage(role="user", content=body.input))
-    else:
-        messages += _messages(body.input)
+    messages += _messages([*before, *items_of(body)])
     choice = body.tool_choice
     if isinstance(choice, NamedFunction):
         choice = {"type": "function", "function": {"name": choice.name}}  # type: ignore[assignment]
@@ -84,7 +105,7 @@ def _messages(items: Sequence[Item]) -> list[Message]:
             case MessageItem(role="assistant"):
                 if "content" in answer or calls:
                     end_answer()
-                answer["content"] = [_text(item.content)]
+                answer["content"] = [text_of_content(item.content)]
             case ReasoningItem():
                 end_answer()
                 answer["reasoning_content"] = [part.text for part in item.content]
@@ -93,16 +114,19 @@ def _messages(items: Sequence[Item]) -> list[Message]:
                 calls.append(ToolCall(id=item.call_id, type="function", function=function))
             case FunctionOutputItem():
                 end_answer()
-                messages.append(ToolMessage(role="tool", tool_call_id=item.call_id, content=_text(item.output)))
+                messages.append(
+                    ToolMessage(role="tool", tool_call_id=item.call_id, content=text_of_content(item.output))
+                )
             case MessageItem():
                 end_answer()
                 role = cast(Literal["system", "developer", "user"], item.role)  # the case above takes the assistant's
-                messages.append(InputMessage(role=role, content=_text(item.content)))
+                messages.append(InputMessage(role=role, content=text_of_content(item.content)))
     end_answer()
     return messages
 
 
-def _text(content: str | list[TextPart]) -> str:
+def text_of_content(content: str | list[TextPart]) -> str:
+    """Return the text of an item's content or output."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -18,7 +18,9 @@ KINDS = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "float_parsing": "a number",
+    "int_parsing": "a whole number",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
@@ -62,7 +64,9 @@ def field_path(path: FieldPath) -> str:
 
 
 def _path(error: Any, body: object) -> FieldPath:
-    """Return the path of an error in the body: the parts of pydantic's location that exist in the body."""
+    """Return the path of an error: the parts of pydantic's location that exist in the body, or the query parameter."""
+    if error["loc"][:1] == ("query",):
+        return tuple(map(str, error["loc"][1:]))
     path: list[str] = []
     for part in error["loc"]:
         if _leads_into(body, part):

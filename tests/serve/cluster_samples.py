@@ -34,7 +34,7 @@ REQUESTS_MAX = 48
 """In flight at a gateway."""
 
 
-def deploy_file(path: Path, args: dict[str, Any], **engine: Any) -> Path:
+def deploy_file(path: Path, args: dict[str, Any], *, gateways: int = 1, **engine: Any) -> Path:
     """Write a config with small timeouts, so that what is broken is found soon."""
     soon = {"health_check_period_s": 1, "health_check_timeout_s": 3}
     fields = {
@@ -44,7 +44,10 @@ def deploy_file(path: Path, args: dict[str, Any], **engine: Any) -> Path:
                 "route_prefix": "/",
                 "import_path": "mars_ray.ray_serve:build_openai_app",
                 "args": {"engine": {"compiled": False}} | args,
-                "deployments": [{"name": "Engine", **soon, **engine}, {"name": "Gateway", **soon}],
+                "deployments": [
+                    {"name": "Engine", **soon, **engine},
+                    {"name": "Gateway", "num_replicas": gateways, **soon},
+                ],
             }
         ]
     }

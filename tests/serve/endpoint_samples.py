@@ -2,10 +2,14 @@
 
 import asyncio
 import gc
+import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 import uvicorn
@@ -22,6 +26,7 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.response_store import ResponseStore, StoredResponse, Turn
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
@@ -32,6 +37,32 @@ ANSWER = '{"name": "Oscar", "age": 34, "city": "Dallas"}'
 FOLDER = resolve_model("bundled")
 
 T = TypeVar("T")
+
+
+class LocalResponseStore:
+    """A store of responses in this process, in a thread of its own, by a clock that stands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.seconds = 1e9
+        self.core = ResponseStore(folder, clock=lambda: self.seconds)
+        self.calls: list[str] = []
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    async def put(self, owner: str, stored: StoredResponse) -> bool:
+        return await self._run(self.core.put, owner, stored)
+
+    async def get(self, owner: str, id: str) -> str:
+        return await self._run(self.core.get, owner, id)
+
+    async def delete(self, owner: str, id: str) -> None:
+        await self._run(self.core.delete, owner, id)
+
+    async def chain(self, owner: str, id: str, max_bytes: int) -> list[Turn]:
+        return await self._run(self.core.chain, owner, id, max_bytes)
+
+    async def _run(self, method: Callable[..., T], *args: Any) -> T:
+        self.calls.append(method.__name__)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, method, *args)
 
 
 class LocalControl:
@@ -76,6 +107,7 @@ class Served:
     gateway: AccessMiddleware
     lease: Lease
     control: LocalControl
+    store: LocalResponseStore
     loop: asyncio.AbstractEventLoop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -105,6 +137,7 @@ def served(
 ) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
+    folder = mkdtemp(prefix="served-")
     up = threading.Event()
 
     async def main() -> None:
@@ -125,17 +158,16 @@ def served(
             plan = config.plan(FOLDER)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
-            gateway = make_gateway_app(make_endpoint(wrap(client), config, FOLDER), control, config, name="test")
-            options = uvicorn.Config(
-                gateway, host="127.0.0.1", port=0, ws="none", log_level="error", timeout_graceful_shutdown=2
-            )
+            store = LocalResponseStore(Path(folder) / "responses")
+            gateway = make_gateway_app(make_endpoint(wrap(client), config, FOLDER), control, store, config, name="test")
+            options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
             while not server.started:
                 await asyncio.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
             loop = asyncio.get_running_loop()
-            found.append((Served(f"http://127.0.0.1:{port}", engine, gateway, lease, control, loop), server))
+            found.append((Served(f"http://127.0.0.1:{port}", engine, gateway, lease, control, store, loop), server))
         except BaseException as error:
             found.append(error)
             raise
@@ -162,4 +194,5 @@ def served(
         gc.unfreeze()
         server.should_exit = True
         thread.join(60)
+        shutil.rmtree(folder)
         assert not thread.is_alive(), "the endpoint stops"

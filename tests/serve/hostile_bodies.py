@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest
 from mars_ray.serve.http.control_routes import control_routes
+from mars_ray.serve.http.responses import responses_routes
 from mars_ray.serve.http.routes import messages_routes, openai_routes
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH, RESPONSES
 
@@ -32,7 +33,13 @@ Put = Callable[[str], str]
 def models() -> dict[tuple[str, str], type[BaseModel]]:
     """The model of the body of each route that takes one, by method and path."""
     nobody = cast(Any, None)  # routes are looked at and never called
-    routes = [*openai_routes(nobody).routes, *messages_routes(nobody).routes, *control_routes(nobody).routes]
+    routers = (
+        openai_routes(nobody),
+        responses_routes(nobody, nobody, {}),
+        messages_routes(nobody),
+        control_routes(nobody),
+    )
+    routes = [route for router in routers for route in router.routes]
     taking = [each for each in routes if isinstance(each, APIRoute) and each.body_field is not None]
     return {(min(route.methods or ()), route.path): route.body_field.field_info.annotation for route in taking}  # type: ignore[union-attr,misc]
 

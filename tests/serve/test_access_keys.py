@@ -199,6 +199,21 @@ def test_a_revoked_key_stops_working_while_it_runs(tmp_path: Path) -> None:
     assert call(app, scope_of("/v1/x", [HOST, bearer(ada)])).status == 401
 
 
+def test_a_new_key_of_the_same_name_owns_nothing_of_the_old_one(tmp_path: Path) -> None:
+    path, now, inner = tmp_path / "keys.yaml", [0.0], Inner()
+    old = add_key(path, "ada", "use")
+    app = access(inner, KnownKeys(KeyFile(path, lambda: now[0]), old, old, old))
+    call(app, scope_of("/v1/x", [HOST, bearer(old)]))
+    path.write_text("[]")
+    new = add_key(path, "ada", "use")
+    now[0] += 1
+    call(app, scope_of("/v1/x", [HOST, bearer(new)]))
+    first, second = (Exchange.of(scope) for scope in inner.scopes)
+    assert first.key == second.key == "ada"
+    assert first.owner != second.owner
+    assert old not in first.owner
+
+
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), max_size=8), st.booleans())
 def test_no_bytes_in_headers_crash_it_or_let_a_stranger_in(
     keys: KnownKeys, headers: list[tuple[bytes, bytes]], hosted: bool

@@ -1,16 +1,29 @@
 """OpenAI's Responses API: its client works unmodified, and what cannot be served is refused by name."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import jsonschema
 import pytest
 from openai import OpenAI
+from openai.types.responses import response_create_params
 from pydantic import BaseModel
+from starlette.requests import Request
 
+from mars_ray.engine.chunk import Chunk
+from mars_ray.errors import GrammarError
+from mars_ray.openai_api.response_events import ResponseObjectBuilder
+from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.responses_protocol import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesRequest
+from mars_ray.openai_api.responses_translate import chat_request_of
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.http.generation import Generation, NumberedChunk, answer_events
+from mars_ray.serve.middleware.exchange import Exchange
+from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
-from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
+from tests.serve.endpoint_samples import ANSWER, MESSAGES
 from tests.serve.request_samples import RESPONSES
 from tests.serve.tool_samples import WEATHER
 
@@ -26,17 +39,9 @@ CALL: dict[str, Any] = PLAIN | {
 }
 
 
-@pytest.fixture(scope="module")
-def generic() -> Iterator[Served]:
-    """The bundled model knows no tools, so that a system message describes them."""
-    with served(config_of(tool_call_parser="hermes")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(generic: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{generic.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+@pytest.fixture
+def client(keyed: Keyed) -> OpenAI:
+    return keyed.ada
 
 
 def without_ids(output: list[Any]) -> list[dict[str, Any]]:
@@ -92,31 +97,78 @@ def test_an_answer_is_parsed_as_its_type(client: OpenAI) -> None:
     assert isinstance(parsed.output_parsed, Unit)
 
 
+def test_every_field_the_openai_package_can_send_was_thought_about() -> None:
+    known = set(ResponsesRequest.model_fields) | RESPONSES_IGNORED | RESPONSES_NEUTRAL.keys()
+    offered = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
+    assert offered <= known, "a new version of openai: act upon these fields, ignore them or refuse them"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"include": ["reasoning.encrypted_content"], "store": False},
+        {"include": [], "reasoning": {"effort": None, "summary": "auto"}},
+        {"include": None, "reasoning": {"effort": "none"}, "store": None},
+    ],
+    ids=["codex", "agents", "nulls"],
+)
+def test_what_coding_agents_send_by_default_is_accepted(client: OpenAI, fields: dict[str, Any]) -> None:
+    response = client.responses.create(**PLAIN | {"max_output_tokens": 1} | fields)
+    assert response.store == (fields.get("store") is not False)  # type: ignore[attr-defined]
+
+
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "18"}
+USED = {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": "{}"}
+SCHEMA = {"type": "json_schema", "name": "a"}
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier items in input"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "Response with id 'resp_1' not found"),
+        ({"previous_response_id": ""}, "previous_response_id", "Response with id '' not found"),
         ({"background": True}, "background", "background is not supported by this server"),
         ({"conversation": "conv_1"}, "conversation", "conversation is not supported"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "reasoning is not supported"),
+        ({"include": ["message.output_text.logprobs"]}, "include", "'message.output_text.logprobs' is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "a tool of type 'web_search' is not supported"),
         ({"tools": [TOOL] * 500}, "tools", "500 functions"),
-        ({"input": [OUTPUT]}, "messages", "the result of a call 'a'"),
+        ({"input": [OUTPUT]}, "input", "the result of a call 'a'"),
+        ({"input": [USED]}, "input", "add an item of type function_call_output with its call_id"),
+        ({"input": [{"role": "user", "content": "x"}] * 1025}, "input", "the number of messages is 1025"),
+        ({"text": {"format": SCHEMA | {"schema": {"type": "x"}}}}, "text.format", "x"),
         ({"input": [IMAGE]}, "input", "'input_image' is not supported"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "'item_reference'; use one of 'message'"),
         ({"input": []}, "input", "input is empty; give a text"),
-        ({"max_output_tokens": 10**6}, "max_completion_tokens", "this server takes at most"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", "max_output_tokens is 1000000; this server takes at most"),
         ({"messages": []}, "messages", "unknown parameter 'messages'"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_what_to_change(
-    generic: Served, fields: dict[str, Any], param: str, said: str
+    keyed: Keyed, fields: dict[str, Any], param: str, said: str
 ) -> None:
-    with http(generic) as plain:
+    with http(keyed.served, keyed.keys[0]) as plain:
         refused = plain.post(RESPONSES, json=PLAIN | fields)
     assert said in check_error(refused, 400, param=param, code=refused.json()["error"]["code"])
-    settled(generic)
+    settled(keyed.served)
+
+
+def test_an_error_in_a_stream_names_the_field_of_the_response() -> None:
+    body = ResponsesRequest(model=MODEL, input=ASKED)
+    metadata = ResponseMetadata(id="resp_1", created=0, model=MODEL, token_bytes=[b"a"] * 10)
+    exchange = Exchange(request_id="1", method="POST", path=RESPONSES, arrived_unix_s=0.0)
+    builder = ResponseObjectBuilder(ChatResponseBuilder(metadata), metadata, body)
+    usage = ResponseUsage(prompt_tokens=1)
+    http = Request(exchange.put_in({"type": "http"}))
+    generation = Generation(chat_request_of(body), [], http, builder, usage, None, None)
+
+    async def arriving() -> AsyncGenerator[NumberedChunk, None]:
+        raise GrammarError("the grammar cannot be followed any further.")
+        yield  # makes this a generator
+
+    async def last_event() -> Any:
+        events = [event async for event in answer_events(generation, (0, Chunk("1", 0, (5,), ("a",))), arriving())]
+        return events[-1]
+
+    assert json.loads(asyncio.run(last_event()))["error"]["param"] == "text.format"

@@ -53,7 +53,7 @@ from mars_ray.openai_api.translate import (
 )
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.failover import collect_with_retry, stream_with_migration
-from mars_ray.serve.http.generation import Generation, answer_events, count_chunk
+from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunk
 from mars_ray.serve.http.streams import (
     EventStreamResponse,
     gather_or_cancel,
@@ -139,21 +139,26 @@ class Endpoint:
         def builder(metadata: ResponseMetadata, plan: AnswerPlan, prompt: Sequence[int]) -> ResponseBuilder:
             return ChatResponseBuilder(metadata, plan, shown_prompt(body, prompt))
 
-        return await self.converse(body, http, "chatcmpl", builder)
+        return await self.converse(body, http, response_id("chatcmpl", http), builder)
 
     async def converse(
-        self, body: ChatCompletionRequest, http: Request, prefix: str, make_builder: MakeBuilder
+        self,
+        body: ChatCompletionRequest,
+        http: Request,
+        id: str,
+        make_builder: MakeBuilder,
+        keep: Keep | None = None,
     ) -> Response:
-        """Answer a conversation with the objects of a builder; the id of the response begins with `prefix`."""
+        """Answer a conversation with the objects of a builder and the id of the response."""
         model = await self.check_model(body.model)
         check_limits(body, self.limits)
         exchange = Exchange.of(http.scope)
         if self._log_prompts:
             exchange.prompt = [message.model_dump(exclude_unset=True) for message in body.messages]
         prompt, plan = await self.chat_prompt(body, model, exchange.key or "")
-        builder = make_builder(_metadata(model, prefix, http), plan, prompt)
+        builder = make_builder(_metadata(model, id, http), plan, prompt)
         try:
-            return await self._generate(body, model, [prompt], http, builder, plan)
+            return await self._generate(body, model, [prompt], http, builder, plan, keep)
         except GrammarError as error:
             raise ApiError.bad_request(str(error), plan.param) from error
 
@@ -170,7 +175,7 @@ class Endpoint:
             check_text_length([text], model, self._longest_token_bytes)
         key = Exchange.of(http.scope).key or ""
         prompts = await self.tokenizer.encode(texts, key) if texts else body.ids
-        metadata = _metadata(model, "cmpl", http)
+        metadata = _metadata(model, response_id("cmpl", http), http)
         shown = shown_prompts(body, prompts, metadata.bytes_of)
         return await self._generate(body, model, prompts, http, CompletionResponseBuilder(metadata, shown, body.n))
 
@@ -223,6 +228,7 @@ class Endpoint:
         http: Request,
         builder: ResponseBuilder,
         plan: AnswerPlan | None = None,
+        keep: Keep | None = None,
     ) -> Response:
         exchange = Exchange.of(http.scope)
         requests = engine_requests(
@@ -238,7 +244,7 @@ class Endpoint:
             plan=plan,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
-        generation = Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal)
+        generation = Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal, keep)
         return await (self._stream(generation) if body.stream else self._full(generation))
 
     async def _full(self, generation: Generation) -> Response:
@@ -256,8 +262,11 @@ class Endpoint:
             for chunk in chunks:
                 count_chunk(chunk, usage)
             answers += answers_of(chunks, body.n, prompt * body.n, logprobs=body.shows_logprobs)
+        response = generation.builder.full(answers, usage.usage())
+        if generation.keep:
+            await generation.keep(response)
         return Response(
-            generation.builder.full(answers, usage.usage()).model_dump_json(exclude_unset=True),
+            response.model_dump_json(exclude_unset=True),
             media_type="application/json",
             headers=generation.headers(),
         )
@@ -277,11 +286,15 @@ class Endpoint:
         return EventStreamResponse(answer_events(generation, first, arriving), generation.headers())
 
 
-def _metadata(model: ModelInfo, prefix: str, http: Request) -> ResponseMetadata:
-    exchange = Exchange.of(http.scope)
+def response_id(prefix: str, http: Request) -> str:
+    """Return an id for the response to a request, with the id of the request."""
+    return f"{prefix}-{Exchange.of(http.scope).request_id}"
+
+
+def _metadata(model: ModelInfo, id: str, http: Request) -> ResponseMetadata:
     return ResponseMetadata(
-        id=f"{prefix}-{exchange.request_id}",
-        created=int(exchange.arrived_unix_s),
+        id=id,
+        created=int(Exchange.of(http.scope).arrived_unix_s),
         model=model.name,
         token_bytes=model.engine.token_bytes,
     )

@@ -1,6 +1,6 @@
 """The complete HTTP gateway as one ASGI app: access middleware, routes, log and metrics around an engine client.
 
-In:    settings, a client of the engines, the folder of the model, a client of the controller for operators.
+In:    settings, a client of the engines, the folder of the model, clients of the controller and the store of responses.
 Out:   one ASGI app for any ASGI server.
 Never: imports Ray.
 """
@@ -16,6 +16,7 @@ from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.control_routes import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
+from mars_ray.serve.http.response_store import ResponseStoreClient
 from mars_ray.serve.http.routes import make_app
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.access import AccessMiddleware
@@ -41,7 +42,9 @@ def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> En
     )
 
 
-def make_gateway_app(endpoint: Endpoint, control: ControlClient, config: ServeConfig, *, name: str) -> AccessMiddleware:
+def make_gateway_app(
+    endpoint: Endpoint, control: ControlClient, store: ResponseStoreClient, config: ServeConfig, *, name: str
+) -> AccessMiddleware:
     """Return the app. `name` identifies this process in the metrics. Raises `ConfigError` for a bad key file."""
     gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name)
     retry_after = RetryAfter()
@@ -66,7 +69,7 @@ def make_gateway_app(endpoint: Endpoint, control: ControlClient, config: ServeCo
             retry_after.observe(exchange.seconds)
 
     app = AccessMiddleware(
-        make_app(endpoint, control, metrics, retry_after_s=retry_after.seconds, web=config.web),
+        make_app(endpoint, control, store, metrics, retry_after_s=retry_after.seconds, web=config.web),
         keys=KeyFile(config.keys, classes=classes) if config.keys else None,
         default_class=classes[0],
         limits=config.limits,

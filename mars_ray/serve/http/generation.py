@@ -7,10 +7,11 @@ Never: ends a stream without its last event or an error event.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from mars_ray.anthropic_api.error_body import error_body, uses_messages_api
@@ -22,12 +23,17 @@ from mars_ray.openai_api.api_error import api_error
 from mars_ray.openai_api.deltas import delta_of, split_by_token
 from mars_ray.openai_api.protocol import GenerateRequest
 from mars_ray.openai_api.responses import ResponseBuilder
+from mars_ray.openai_api.responses_protocol import RESPONSES_PATH
+from mars_ray.openai_api.responses_translate import responses_error
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.streams import DONE, NamedEvent, sent_event
 from mars_ray.serve.middleware.exchange import Exchange
 
 MAX_RUNNING_CHOICES = 32
 """Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue."""
+
+Keep = Callable[[BaseModel], Awaitable[None]]
+"""Takes each object that ends an answer before it is sent, and may change it."""
 
 NumberedChunk = tuple[int, Chunk]
 """Index of a prompt in its request, and a chunk of the answer to it."""
@@ -45,6 +51,7 @@ class Generation:
     usage: ResponseUsage
     rehearsal: str | None
     """Machine whose step times the engine takes; None if steps take the time of this machine."""
+    keep: Keep | None
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the response, which go out with the first chunk of a stream."""
@@ -87,11 +94,15 @@ async def answer_events(
                     count_chunk(arrived[1], usage)
             if options.include_usage:
                 for event in builder.last_chunks(usage.usage()):
+                    if generation.keep:
+                        await generation.keep(event)
                     yield sent_event(event)
             if not uses_messages_api(exchange.path):
                 yield DONE
         except MarsRayError as error:
             refusal = api_error(error, request_id=exchange.request_id)
+            if exchange.path == RESPONSES_PATH:
+                refusal = responses_error(refusal)
             exchange.code = refusal.code  # for the log, because the status that was sent is 200
             body = error_body(refusal, exchange.path, exchange.request_id)
             yield NamedEvent("error", json.dumps(body)) if uses_messages_api(exchange.path) else json.dumps(body)

@@ -13,12 +13,13 @@ from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits
-from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.endpoint import Endpoint, response_id
 
 
 async def answer_messages(endpoint: Endpoint, body: MessagesRequest, http: Request) -> Response:
     """Answer a conversation. Raises `ApiError` and `MarsRayError`."""
-    return await endpoint.converse(_chat_request(endpoint, body), http, "msg", partial(_builder, body.stop_sequences))
+    id = response_id("msg", http)
+    return await endpoint.converse(_chat_request(endpoint, body), http, id, partial(_builder, body.stop_sequences))
 
 
 async def count_tokens(endpoint: Endpoint, body: CountTokensRequest, key: str) -> TokenCount:

@@ -5,7 +5,7 @@ Out:   an ASGI app that speaks OpenAI's API. It must be wrapped in `AccessMiddle
 Never: imports Ray.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -26,7 +26,6 @@ from mars_ray.anthropic_api.protocol import CountTokensRequest, MessagesRequest,
 from mars_ray.anthropic_api.responses import MessageResponse
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import MarsRayError, UnavailableError
-from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
@@ -37,14 +36,12 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.openai_api.response_events import ResponseObject, ResponseObjectBuilder
-from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.responses_protocol import ResponsesRequest
-from mars_ray.openai_api.responses_translate import chat_request_of
 from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.control_routes import ControlClient, control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.messages import answer_messages, count_tokens
+from mars_ray.serve.http.response_store import ResponseStoreClient
+from mars_ray.serve.http.responses import responses_routes
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path
@@ -98,6 +95,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 def make_app(
     endpoint: Endpoint,
     control: ControlClient,
+    store: ResponseStoreClient,
     metrics: Callable[[], Awaitable[str]],
     *,
     retry_after_s: Callable[[], int] = lambda: 1,
@@ -121,6 +119,7 @@ def make_app(
     )
     add_error_handlers(app, retry_after_s)
     app.include_router(openai_routes(endpoint))
+    app.include_router(responses_routes(endpoint, store, STREAM))
     app.include_router(messages_routes(endpoint))
     app.include_router(health_routes(endpoint, metrics))
     app.include_router(control_routes(control))
@@ -141,13 +140,6 @@ def openai_routes(endpoint: Endpoint) -> APIRouter:
     @routes.post("/v1/completions", response_model=Completion, responses=STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await endpoint.complete(body, request)
-
-    @routes.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
-        def builder(metadata: ResponseMetadata, plan: AnswerPlan, _prompt: Sequence[int]) -> ResponseObjectBuilder:
-            return ResponseObjectBuilder(ChatResponseBuilder(metadata, plan), metadata, body)
-
-        return await endpoint.converse(chat_request_of(body), request, "resp", builder)
 
     @routes.get("/v1/models")
     async def models() -> ModelList:

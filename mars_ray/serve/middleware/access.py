@@ -134,7 +134,7 @@ class AccessMiddleware:
             with self.admission.admit_page() if page else nullcontext():
                 await self._run(inner_scope, headers, receive, response, body_bytes=0)
             return
-        exchange.key, exchange.service_class = self._caller(headers, exchange.path)
+        exchange.key, exchange.owner, exchange.service_class = self._caller(headers, exchange.path)
         role = self._role_of(exchange.path)
         has_key = self._keys is not None
         tokenizing = exchange.path in TOKENIZER_PATHS
@@ -144,11 +144,11 @@ class AccessMiddleware:
         ):
             await self._run(inner_scope, headers, receive, response, body_bytes=self._limits.body_bytes)
 
-    def _caller(self, headers: Headers, path: str) -> tuple[str, str]:
-        """Return the name of the caller's key and its class of service. Raises an `ApiError` if the caller has no
-        access."""
+    def _caller(self, headers: Headers, path: str) -> tuple[str, str, str]:
+        """Return the name, the SHA-256 and the class of service of the caller's key. Raises an `ApiError` if the caller
+        has no access."""
         if self._keys is None:
-            return ANONYMOUS, self._default_class
+            return ANONYMOUS, "", self._default_class
         credentials = values(headers, b"authorization")
         # Clients of Anthropic's API send the key alone, in a header of its own.
         if uses_messages_api(path) and not credentials:
@@ -167,7 +167,7 @@ class AccessMiddleware:
         if not role_allows(key.role, self._role_of(path)):
             message = "This path needs a key with the role operate."
             raise ApiError(403, message, type="permission_error", code="role_not_sufficient")
-        return key.name, key.service_class or self._default_class
+        return key.name, key.sha256, key.service_class or self._default_class
 
     async def _run(
         self, scope: Scope, headers: Headers, receive: Receive, response: "_Response", *, body_bytes: int

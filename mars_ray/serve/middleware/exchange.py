@@ -31,6 +31,8 @@ class Exchange:
     """Trace id in the W3C header `traceparent`, or None if no valid header was sent."""
     key: str | None = None
     """Name of the caller's key; None on open paths and for callers that were refused before they were identified."""
+    owner: str = ""
+    """SHA-256 of the caller's key; empty without keys. The log leaves it out."""
     service_class: str = STANDARD
     """Class of service of the key."""
     status: int | None = None
@@ -77,6 +79,7 @@ def log_exchange(exchange: Exchange) -> None:
     if exchange.key is not None or exchange.code is not None:
         fields = asdict(exchange)
         fields |= fields.pop("usage") or {}
+        del fields["owner"]
         fields["path"] = exchange.path[:PATH_CHARS]
         log.info(json.dumps({name: _rounded(value) for name, value in fields.items() if value is not None}))
 

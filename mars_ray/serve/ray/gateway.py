@@ -20,6 +20,7 @@ from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.ray.chat_handle import ChatHandle
 from mars_ray.serve.ray.ray_engine_client import RayEngineClient
+from mars_ray.serve.ray.ray_response_store import RayResponseStore
 
 
 def check_listening(config: ServeConfig) -> None:
@@ -60,7 +61,7 @@ def make_ray_gateway(engines: DeploymentHandle, config: ServeConfig, *, name: st
     folder = resolve_model(config.model)
     endpoint = make_endpoint(RayEngineClient(engines), config, folder)
     control = RayController(config.controller, config.plan(folder))
-    return endpoint, make_gateway_app(endpoint, control, config, name=name)
+    return endpoint, make_gateway_app(endpoint, control, RayResponseStore(config.controller), config, name=name)
 
 
 def without_request_id(gateway: ASGIApp) -> ASGIApp:

@@ -29,6 +29,7 @@ from mars_ray.serve.deploy.front import BEHIND, CERTIFICATE, KEY, check_certific
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.middleware.api_keys import read_keys
 from mars_ray.serve.ray.app import DRAIN_SECONDS
+from mars_ray.serve.ray.ray_response_store import remove_response_store
 
 POLL_SECONDS = 0.2
 
@@ -106,6 +107,7 @@ def run(schema: ServeDeploySchema) -> None:
                 delete_application(name)
                 _wait_until_gone(name)
                 remove_controllers(name)
+                remove_response_store(name)
             else:
                 _say("the endpoint has been redeployed or deleted meanwhile: leaving it as it is", started_s)
     finally:
