@@ -99,7 +99,10 @@ def save_folder(folder: Path, write: Callable[[Path], None]) -> None:
 def _write(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None) -> None:
     network = checkpoint.network
     state = None if dtype is None else _cast(network.state_dict(), dtype)
-    network.save_pretrained(folder, state_dict=state)
+    try:
+        network.save_pretrained(folder, state_dict=state)
+    except ValueError as error:  # transformers before 5.23 refuses to save some settings that it loads
+        raise OutputError(f"Cannot write the checkpoint: {error}") from error
     share_weights(folder)
     if dtype is not None:
         _write_dtype(folder / "config.json", dtype)

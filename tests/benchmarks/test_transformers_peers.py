@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedModel
 
 from benchmarks.decode.script import autoregressive_outputs
@@ -10,8 +12,12 @@ from benchmarks.decode.transformers_peers import PeerRun, Unavailable, generate_
 from benchmarks.decode.workload import Workload
 from mars_ray.model.checkpoint import Checkpoint
 
+continuous_batching = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.20"), reason="the benchmark needs transformers 5.20"
+)
 
-@pytest.mark.parametrize("peer", [generate_static, generate_continuous])
+
+@pytest.mark.parametrize("peer", [generate_static, pytest.param(generate_continuous, marks=continuous_batching)])
 def test_they_answer_as_the_reference_does(
     peer: Callable[..., PeerRun | Unavailable], bundled: Checkpoint, workload: Workload
 ) -> None:
@@ -27,6 +33,7 @@ def test_a_static_batch_takes_as_many_forwards_as_its_longest_answer(network: Pr
     assert ([len(output) for output in run.outputs], run.forwards) == (lengths, 7 + 2)
 
 
+@continuous_batching
 def test_in_continuous_batching_a_request_takes_the_place_of_one_that_is_done(network: PreTrainedModel) -> None:
     prompts, lengths = [[1, 2, 3], [4], [5, 6]], [3, 7, 2]
     run = generate_continuous(network, prompts, lengths, 2, stop_ids=frozenset())
@@ -35,6 +42,7 @@ def test_in_continuous_batching_a_request_takes_the_place_of_one_that_is_done(ne
     assert 7 <= run.forwards < 7 + 2
 
 
+@continuous_batching
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_continuous_batching_leaves_the_network_as_it_was(network: PreTrainedModel, attention: str) -> None:
     network.set_attn_implementation(attention)
@@ -46,6 +54,7 @@ def test_continuous_batching_leaves_the_network_as_it_was(network: PreTrainedMod
         network.set_attn_implementation("sdpa")
 
 
+@continuous_batching
 def test_where_continuous_batching_does_not_run_the_reason_is_returned(
     network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +66,7 @@ def test_where_continuous_batching_does_not_run_the_reason_is_returned(
     assert run == Unavailable("continuous batching of transformers: MemoryError: no room for the cache")
 
 
+@continuous_batching
 def test_an_error_in_the_thread_of_continuous_batching_is_the_reason(network: PreTrainedModel) -> None:
     run = generate_continuous(network, [[1, 2], [10**6]], [2, 2], 2, stop_ids=frozenset())
     assert isinstance(run, Unavailable)
