@@ -155,10 +155,18 @@ class Function(RequestBody):
 
 
 class NamedFunction(RequestBody):
-    """A `tool_choice` that names the function to call."""
+    """A `tool_choice` that names the function to call, or an entry of `allowed_tools`."""
 
     type: Literal["function"]
     name: str
+
+
+class AllowedFunctions(RequestBody):
+    """A `tool_choice` that limits the functions to some of `tools`."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[Items[NamedFunction], Field(min_length=1, max_length=TOOLS_MAX)]
 
 
 class SchemaFormat(RequestBody):
@@ -216,7 +224,7 @@ class ResponsesRequest(RequestBody):
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     text: TextOptions = TextOptions()
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     """None means `auto`."""
     tools: Annotated[Items[Function], Field(max_length=TOOLS_MAX)] = Field([])
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -7,7 +7,7 @@ Never: leaves out a field that would change the answer.
 
 import re
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.chat_messages import (
@@ -27,6 +27,7 @@ from mars_ray.openai_api.protocol import (
     StreamOptions,
 )
 from mars_ray.openai_api.responses_protocol import (
+    AllowedFunctions,
     Function,
     FunctionCallItem,
     FunctionOutputItem,
@@ -68,14 +69,11 @@ def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> Chat
     if body.instructions:
         messages.append(InputMessage(role="system", content=body.instructions))
     messages += _messages([*before, *items_of(body)])
-    choice = body.tool_choice
-    if isinstance(choice, NamedFunction):
-        choice = {"type": "function", "function": {"name": choice.name}}  # type: ignore[assignment]
     return ChatCompletionRequest(
         model=body.model,
         messages=messages,
         tools=[_tool(tool) for tool in body.tools],
-        tool_choice=choice,  # type: ignore[arg-type]
+        tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body),
         stream=body.stream,
@@ -85,6 +83,19 @@ def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> Chat
         top_p=body.top_p,
         service_tier=body.service_tier,
     )
+
+
+def _choice(choice: object) -> Any:
+    """Return a `tool_choice` in the form of a chat request."""
+    match choice:
+        case NamedFunction():
+            return {"type": "function", "function": {"name": choice.name}}
+        case AllowedFunctions():
+            return {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]},
+            }
+    return choice
 
 
 def _messages(items: Sequence[Item]) -> list[Message]:

@@ -62,6 +62,13 @@ def test_an_answer_is_that_of_chat_completions(client: OpenAI) -> None:
     assert (response.usage.input_tokens, response.usage.output_tokens) == (usage.prompt_tokens, usage.completion_tokens)
 
 
+def test_of_allowed_tools_only_those_are_called(client: OpenAI) -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+    response = client.responses.create(**CALL | {"tools": [TOOL | {"name": "other"}, TOOL], "tool_choice": choice})
+    assert {item.name for item in response.output if item.type == "function_call"} == {"get_weather"}
+    assert response.tool_choice.model_dump() == choice  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("fields", [PLAIN, CALL, PLAIN | {"max_output_tokens": 3}])
 def test_a_stream_says_what_the_response_says(client: OpenAI, fields: dict[str, Any]) -> None:
     response = client.responses.create(**fields)
