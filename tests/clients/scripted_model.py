@@ -1,0 +1,105 @@
+"""A model that answers by a script, so that clients which leave the choice to the model see tool calls.
+
+Each piece of the script is one token, and the network maps a token to its successor. The chat template ends a prompt
+with the token that begins the answer, chosen by the tools and results of the conversation and by words of the user.
+"""
+
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Tokenizer
+
+SCRIPTS = {
+    "<|hello|>": ["Good", " morning", " to", " you", "."],
+    "<|weather|>": ['<tool_call>\n{"name": "get_weather', '", "arguments": {"city": "', "Paris", '"}}\n</tool_call>'],
+    "<|time|>": ['<tool_call>\n{"name": "get_time', '", "arguments": {"zone": "', "CE", 'T"}}\n</tool_call>'],
+    "<|both|>": [
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "',
+        "Rome",
+        '"}}\n</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {"zone": "',
+        "UT",
+        'C"}}\n</tool_call>',
+    ],
+    "<|report|>": ["It is", " 18 degrees", " at noon", "!"],
+    "<|object|>": ['{"degrees": ', "18", ', "time": ', '"noon"', "}"],
+    "<|result|>": [
+        '<tool_call>\n{"name": "final_result',
+        '", "arguments": {"degrees": ',
+        '18, "time": "',
+        'noon"}}\n</tool_call>',
+    ],
+}
+"""Pieces of each answer, by the token that begins it. No piece occurs twice."""
+
+END = "<|end|>"
+TEMPLATE = """\
+{%- set turn = namespace(results=0, asked='') -%}
+{%- if tools %}<|user|>{{ tools | tojson }}<|end|>{% endif -%}
+{%- for message in messages -%}
+  {%- if message.role == 'user' %}{% set turn.results = 0 %}{% set turn.asked = message.content %}{% endif -%}
+  {%- if message.role == 'tool' %}{% set turn.results = turn.results + 1 %}{% endif -%}
+  <|{{ 'assistant' if message.role == 'assistant' else 'user' }}|>{{ message.content }}
+  {%- for call in message.tool_calls or () %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
+  <|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>
+  {%- if tools and turn.results == 0 %}{{ '<|both|>' if 'both' in turn.asked else '<|weather|>' }}
+  {%- elif tools and turn.results == 1 %}<|time|>
+  {%- elif tools and 'final_result' in tools | map(attribute='function.name') %}<|result|>
+  {%- elif 'JSON' in turn.asked %}<|object|>
+  {%- elif tools %}<|report|>
+  {%- else %}<|hello|>
+  {%- endif -%}
+{%- endif -%}"""
+WIDTH = 384
+"""Size of the vocabulary and of the hidden states, in which each token has a component of its own."""
+
+
+def save_scripted_model(folder: Path) -> Path:
+    """Save the model with room for 8,192 positions."""
+    tokenizer = _tokenizer()
+    tokenizer.save_pretrained(folder)
+    _network(tokenizer).save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> PreTrainedTokenizerBase:
+    """Return a tokenizer of bytes, special tokens and the pieces of the scripts."""
+    special = ["<|user|>", "<|assistant|>", END, *SCRIPTS]
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator(
+        iter([""]), vocab_size=260 + len(special), new_special_tokens=special, show_progress=False
+    )
+    pieces = [piece for script in SCRIPTS.values() for piece in script]
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
+    tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = END, "<|endoftext|>", TEMPLATE
+    return tokenizer
+
+
+@torch.no_grad()
+def _network(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Return a network whose most likely next token is the successor of the last one in its script."""
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=WIDTH,
+        hidden_size=WIDTH,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=6,
+        num_key_value_heads=1,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    network = AutoModelForCausalLM.from_config(config)
+    layer = network.model.layers[0]
+    layer.self_attn.o_proj.weight.zero_()
+    layer.mlp.down_proj.weight.zero_()
+    network.get_input_embeddings().weight.copy_(torch.eye(WIDTH))
+    successors = network.get_output_embeddings().weight.zero_()
+    for begin, pieces in SCRIPTS.items():
+        chain = tokenizer.convert_tokens_to_ids([begin, *pieces, END])
+        for token, successor in zip(chain, chain[1:], strict=False):
+            successors[successor, token] = 1
+    return network
