@@ -22,7 +22,9 @@ def urls() -> Iterator[dict[str, str]]:
     command = [os.environ.get("SERVER_PYTHON", sys.executable), "-m", "tests.clients.endpoint"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin and server.stdout
-        yield json.loads(server.stdout.readline())
+        line = server.stdout.readline()
+        assert line, "the endpoints start"
+        yield json.loads(line)
         server.stdin.close()
     assert server.returncode == 0
 

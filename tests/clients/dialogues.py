@@ -5,12 +5,12 @@ PERSON_ANSWER = '{"name": "Oscar", "age": 34, "city": "Dallas"}'
 HELLO = "Good morning to you."
 
 QUESTION = "How warm is it in Paris, and what time is it?"
-"""Answered by a call of get_weather, after its result by one of get_time, and then by a report."""
+"""Answered by a call of weather, after its result by one of clock, and then by a report."""
 BOTH = "Tell me both about Rome."
 """Answered by two calls in one message, and then by a report."""
 REPORT = "It is 18 degrees at noon!"
-CALLS = [("get_weather", "Paris"), ("get_time", "CET")]
-CALLS_AT_ONCE = [("get_weather", "Rome"), ("get_time", "UTC")]
+CALLS = [("weather", "Paris"), ("clock", "CET")]
+CALLS_AT_ONCE = [("weather", "Rome"), ("clock", "UTC")]
 
 TOO_LONG = 10**6
 REFUSAL = "is 1000000; this server takes at most"
@@ -23,12 +23,12 @@ class Calls:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    def get_weather(self, city: str) -> str:
+    def weather(self, city: str) -> str:
         """Weather of a city."""
-        self.seen.append(("get_weather", city))
+        self.seen.append(("weather", city))
         return "18 degrees"
 
-    def get_time(self, zone: str) -> str:
+    def clock(self, zone: str) -> str:
         """Time in a zone."""
-        self.seen.append(("get_time", zone))
+        self.seen.append(("clock", zone))
         return "noon"

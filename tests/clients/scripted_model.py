@@ -4,33 +4,25 @@ Each piece of the script is one token, and the network maps a token to its succe
 with the token that begins the answer, chosen by the tools and results of the conversation and by words of the user.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Tokenizer
 
+OPENING, CLOSING = '<tool_call>\n{"name": "', '"}}\n</tool_call>'
+CITY, ZONE = '", "arguments": {"city": "', '", "arguments": {"zone": "'
 SCRIPTS = {
     "<|hello|>": ["Good", " morning", " to", " you", "."],
-    "<|weather|>": ['<tool_call>\n{"name": "get_weather', '", "arguments": {"city": "', "Paris", '"}}\n</tool_call>'],
-    "<|time|>": ['<tool_call>\n{"name": "get_time', '", "arguments": {"zone": "', "CE", 'T"}}\n</tool_call>'],
-    "<|both|>": [
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "',
-        "Rome",
-        '"}}\n</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {"zone": "',
-        "UT",
-        'C"}}\n</tool_call>',
-    ],
+    "<|weather|>": [OPENING, "weather", CITY, "Paris", CLOSING],
+    "<|clock|>": [OPENING, "clock", ZONE, "CET", CLOSING],
+    "<|both|>": [OPENING, "weather", CITY, "Rome", f"{CLOSING}\n{OPENING}", "clock", ZONE, "UTC", CLOSING],
     "<|report|>": ["It is", " 18 degrees", " at noon", "!"],
     "<|object|>": ['{"degrees": ', "18", ', "time": ', '"noon"', "}"],
-    "<|result|>": [
-        '<tool_call>\n{"name": "final_result',
-        '", "arguments": {"degrees": ',
-        '18, "time": "',
-        'noon"}}\n</tool_call>',
-    ],
+    "<|result|>": [OPENING, "final_result", '", "arguments": {"degrees": ', '18, "time": "', "noon", CLOSING],
 }
-"""Pieces of each answer, by the token that begins it. No piece occurs twice."""
+"""Pieces of each answer, by the token that begins it. No piece occurs twice in an answer."""
 
 END = "<|end|>"
 TEMPLATE = """\
@@ -45,7 +37,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}<|assistant|>
   {%- if tools and turn.results == 0 %}{{ '<|both|>' if 'both' in turn.asked else '<|weather|>' }}
-  {%- elif tools and turn.results == 1 %}<|time|>
+  {%- elif tools and turn.results == 1 %}<|clock|>
   {%- elif tools and 'final_result' in tools | map(attribute='function.name') %}<|result|>
   {%- elif 'JSON' in turn.asked %}<|object|>
   {%- elif tools %}<|report|>
@@ -70,7 +62,7 @@ def _tokenizer() -> PreTrainedTokenizerBase:
     tokenizer = Qwen2Tokenizer().train_new_from_iterator(
         iter([""]), vocab_size=260 + len(special), new_special_tokens=special, show_progress=False
     )
-    pieces = [piece for script in SCRIPTS.values() for piece in script]
+    pieces = dict.fromkeys(piece for script in SCRIPTS.values() for piece in script)
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = END, "<|endoftext|>", TEMPLATE
     return tokenizer
@@ -78,7 +70,11 @@ def _tokenizer() -> PreTrainedTokenizerBase:
 
 @torch.no_grad()
 def _network(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Return a network whose most likely next token is the successor of the last one in its script."""
+    """Return a network whose most likely next token is the successor of the last one in the script of the prompt.
+
+    Its attention finds the token that begins the answer and adds a part of that token to each hidden state. So pieces
+    may occur in several scripts, as those do that a grammar inserts.
+    """
     config = AutoConfig.for_model(
         "qwen2",
         vocab_size=WIDTH,
@@ -88,18 +84,26 @@ def _network(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         num_attention_heads=6,
         num_key_value_heads=1,
         max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e12},  # positions do not turn the last component
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
     )
     network = AutoModelForCausalLM.from_config(config)
-    layer = network.model.layers[0]
-    layer.self_attn.o_proj.weight.zero_()
-    layer.mlp.down_proj.weight.zero_()
+    for parameter in network.model.layers[0].parameters():
+        if parameter.dim() > 1:
+            parameter.zero_()
+    attention = network.model.layers[0].self_attn
+    last = attention.head_dim // 2 - 1
+    attention.q_proj.bias[last] = 100
     network.get_input_embeddings().weight.copy_(torch.eye(WIDTH))
     successors = network.get_output_embeddings().weight.zero_()
-    for begin, pieces in SCRIPTS.items():
-        chain = tokenizer.convert_tokens_to_ids([begin, *pieces, END])
-        for token, successor in zip(chain, chain[1:], strict=False):
+    for number, (begin, pieces) in enumerate(SCRIPTS.items()):
+        first, *others = tokenizer.convert_tokens_to_ids([begin, *pieces, END])
+        attention.k_proj.weight[last, first] = 1
+        attention.v_proj.weight[number, first] = 1
+        attention.o_proj.weight[first, number] = 0.25 / WIDTH**0.5  # the norm makes a component as large as that root
+        for token, successor in pairwise([first, *others]):
             successors[successor, token] = 1
+        successors[others, first] += 1
     return network

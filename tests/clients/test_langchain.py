@@ -70,7 +70,7 @@ def test_an_agent_calls_two_tools_and_reports(
     scripted: str, responses: bool, question: str, calls: list[tuple[str, str]]
 ) -> None:
     record = Calls()
-    agent = create_agent(model(scripted, "scripted", responses), [tool(record.get_weather), tool(record.get_time)])
+    agent = create_agent(model(scripted, "scripted", responses), [tool(record.weather), tool(record.clock)])
     messages = agent.invoke({"messages": [{"role": "user", "content": question}]})["messages"]
     assert sorted(record.seen) == sorted(calls)
     assert messages[-1].text == REPORT
