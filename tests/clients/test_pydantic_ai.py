@@ -15,6 +15,7 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models import Model
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -43,7 +44,8 @@ class Report(BaseModel):
 
 def model(api: str, url: str, name: str) -> Model:
     if api == "anthropic":
-        return AnthropicModel(name, provider=AnthropicProvider(base_url=url, api_key="none"))
+        profile = ModelProfile(supports_json_schema_output=True)  # otherwise chosen by the names of Anthropic's models
+        return AnthropicModel(name, provider=AnthropicProvider(base_url=url, api_key="none"), profile=profile)
     kind = OpenAIChatModel if api == "chat" else OpenAIResponsesModel
     return kind(name, provider=OpenAIProvider(base_url=f"{url}/v1", api_key="none"))
 
@@ -111,8 +113,14 @@ def test_a_streamed_run_calls_the_tools_and_yields_growing_output(scripted: str,
     assert outputs[-1] == Report(degrees=18, time="noon")
 
 
-@APIS
-def test_a_refusal_is_an_error_of_the_client(bundled: str, api: str) -> None:
-    agent = Agent(model(api, bundled, "bundled"), model_settings={"max_tokens": TOO_LONG})
-    with pytest.raises(ModelHTTPError, match=REFUSAL):
-        asyncio.run(agent.run(PERSON))
+@pytest.mark.parametrize(
+    ("api", "settings", "said"),
+    [
+        ("chat", {"max_tokens": TOO_LONG}, REFUSAL),
+        ("responses", {"max_tokens": TOO_LONG}, REFUSAL),
+        ("anthropic", {"stop_sequences": ["a"] * 9}, "the number of strings in stop is 9; this server takes at most 4"),
+    ],
+)
+def test_a_refusal_is_an_error_of_the_client(bundled: str, api: str, settings: Any, said: str) -> None:
+    with pytest.raises(ModelHTTPError, match=said):
+        asyncio.run(Agent(model(api, bundled, "bundled"), model_settings=settings).run(PERSON))
