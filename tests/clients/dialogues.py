@@ -15,6 +15,9 @@ CALLS_AT_ONCE = [("weather", "Rome"), ("clock", "UTC")]
 TOO_LONG = 10**6
 REFUSAL = "is 1000000; this server takes at most"
 """Part of the message that refuses so many tokens, which says what the limit is."""
+LONG_STOP = "a" * 300
+LONG_STOP_REFUSAL = "the length of a stop string is 300; this server takes at most"
+"""Refusal over Anthropic's API, on which a large number of tokens is lowered."""
 
 
 class Calls:

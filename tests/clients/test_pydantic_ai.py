@@ -23,6 +23,8 @@ from tests.clients.dialogues import (
     BOTH,
     CALLS,
     CALLS_AT_ONCE,
+    LONG_STOP,
+    LONG_STOP_REFUSAL,
     PERSON,
     PERSON_ANSWER,
     QUESTION,
@@ -118,7 +120,7 @@ def test_a_streamed_run_calls_the_tools_and_yields_growing_output(scripted: str,
     [
         ("chat", {"max_tokens": TOO_LONG}, REFUSAL),
         ("responses", {"max_tokens": TOO_LONG}, REFUSAL),
-        ("anthropic", {"stop_sequences": ["a"] * 9}, "the number of strings in stop is 9; this server takes at most 4"),
+        ("anthropic", {"stop_sequences": [LONG_STOP]}, LONG_STOP_REFUSAL),
     ],
 )
 def test_a_refusal_is_an_error_of_the_client(bundled: str, api: str, settings: Any, said: str) -> None:
