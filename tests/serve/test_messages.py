@@ -38,7 +38,9 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served,
     """An endpoint whose model is offered tools, and a key for it."""
     keys: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     key = add_key(keys, "ada", "use")
-    with served(config_of(tool_call_parser="hermes", keys=str(keys), limits={"output_tokens": OUTPUT_TOKENS})) as running:
+    with served(
+        config_of(tool_call_parser="hermes", keys=str(keys), limits={"output_tokens": OUTPUT_TOKENS})
+    ) as running:
         yield running, key
 
 
@@ -175,6 +177,15 @@ def test_errors_have_the_classes_of_the_client(messages: tuple[Served, str], cli
         pytest.raises(anthropic.AuthenticationError, match="x-api-key"),
     ):
         stranger.messages.create(**PLAIN)
+
+
+def test_the_runner_of_tools_goes_on_without_the_thread_that_is_refused(
+    client: Anthropic, plain: httpx2.Client
+) -> None:
+    refused = plain.post(MESSAGES_PATH, json=PLAIN | {"thread": {"type": "create"}})
+    assert "leave thread out and send all messages" in refused.json()["error"]["message"]
+    runner = client.beta.messages.tool_runner(**PLAIN, tools=[])
+    assert runner.until_done().content[0].text == ANSWER  # type: ignore[union-attr]
 
 
 def test_a_refused_request_costs_other_callers_nothing(messages: tuple[Served, str]) -> None:
