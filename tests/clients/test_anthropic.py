@@ -18,14 +18,13 @@ def test_the_runner_calls_two_tools_and_ends_with_the_report(
     scripted: str, stream: bool, question: str, calls: list[tuple[str, str]]
 ) -> None:
     record = Calls()
-    runner = Anthropic(base_url=scripted, api_key="none", max_retries=0).beta.messages.tool_runner(
-        model="scripted",
-        max_tokens=1000,
-        messages=[{"role": "user", "content": question}],
-        tools=[beta_tool(record.weather), beta_tool(record.clock)],
-        stream=stream,
-    )
-    [block] = runner.until_done().content
+    tools = [beta_tool(record.weather), beta_tool(record.clock)]
+    messages = [{"role": "user", "content": question}]
+    with Anthropic(base_url=scripted, api_key="none", max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(
+            model="scripted", max_tokens=1000, messages=messages, tools=tools, stream=stream
+        )
+        [block] = runner.until_done().content
     assert block.type == "text"
     assert block.text == REPORT
     assert record.seen == calls
