@@ -57,6 +57,10 @@ def test_an_answer_is_that_of_chat_completions(client: OpenAI) -> None:
     assert (response.usage.input_tokens, response.usage.output_tokens) == (usage.prompt_tokens, usage.completion_tokens)
 
 
+def test_the_verbosity_that_some_clients_send_changes_nothing(client: OpenAI) -> None:
+    assert client.responses.create(**PLAIN, text={"verbosity": "low"}).output_text == ANSWER
+
+
 @pytest.mark.parametrize("fields", [PLAIN, CALL, PLAIN | {"max_output_tokens": 3}])
 def test_a_stream_says_what_the_response_says(client: OpenAI, fields: dict[str, Any]) -> None:
     response = client.responses.create(**fields)
