@@ -1,6 +1,7 @@
 """Anthropic's client with its runner of tools."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ def test_the_runner_calls_two_tools_and_ends_with_the_report(
     scripted: str, stream: bool, question: str, calls: list[tuple[str, str]]
 ) -> None:
     record = Calls()
-    tools = [beta_tool(record.weather), beta_tool(record.clock)]
-    messages = [{"role": "user", "content": question}]
+    tools: list[Any] = [beta_tool(record.weather), beta_tool(record.clock)]
+    messages: list[Any] = [{"role": "user", "content": question}]
     with Anthropic(base_url=scripted, api_key="none", max_retries=0) as client:
         runner = client.beta.messages.tool_runner(
             model="scripted", max_tokens=1000, messages=messages, tools=tools, stream=stream
