@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
 LOWEST_VENV := .venv-lowest
+CLIENTS_VENV := .venv-clients
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-vllm test-lowest check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
+.PHONY: demo test test-slow test-vllm test-lowest test-clients check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
         bench-evaluate bundled-model reproduction clean
 
 demo: $(VENV)/.ready
@@ -25,6 +26,11 @@ test-vllm: $(VLLM_VENV)/.ready
 # packages, so warnings are no errors there.
 test-lowest: $(LOWEST_VENV)/.ready
 	PATH="$(CURDIR)/$(LOWEST_VENV)/bin:$$PATH" $(LOWEST_VENV)/bin/pytest -W ignore -n 2 --dist loadfile --no-loadscope-reorder
+
+# Clients of others against an endpoint that runs in $(VENV). Each environment skips clients that it lacks.
+test-clients: $(VENV)/.ready $(CLIENTS_VENV)/clients/.ready $(CLIENTS_VENV)/instructor/.ready
+	SERVER_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS_VENV)/clients/bin/pytest -W ignore --confcutdir tests/clients tests/clients
+	SERVER_PYTHON=$(CURDIR)/$(BIN)/python $(CLIENTS_VENV)/instructor/bin/pytest -W ignore --confcutdir tests/clients tests/clients
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check
@@ -69,7 +75,7 @@ reproduction: $(VENV)/.ready
 	$(BIN)/python -m pipelines.reproduction --output runs/reproduce --json benchmarks/results/reproduction.json
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(LOWEST_VENV) out
+	rm -rf $(VENV) $(VLLM_VENV) $(LOWEST_VENV) $(CLIENTS_VENV) out
 
 # Runs again only when pyproject.toml or constraints.txt change.
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -100,6 +106,11 @@ $(LOWEST_VENV)/.ready: pyproject.toml
 	PIP_CONSTRAINT=$(LOWEST_VENV)/lowest.txt $(LOWEST_VENV)/bin/pip install --quiet torch
 	$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python \
 	  --constraint $(LOWEST_VENV)/lowest.txt --editable '.[dev]'
+	touch $@
+
+$(CLIENTS_VENV)/%/.ready: requirements-%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --requirement $<
 	touch $@
 
 # Install bubblewrap, the tests' sandbox for code, on a Debian without it.

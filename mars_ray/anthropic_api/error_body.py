@@ -20,11 +20,23 @@ TYPES = {
 """Anthropic's type of an error, by HTTP status. Other statuses have the type `invalid_request_error`."""
 
 
+NO_THREADS = "thread_unsupported_request"
+"""Code of the error that makes Anthropic's client send all messages again, without a thread."""
+
+
+class MessagesErrorDetails(BaseModel):
+    """Details of an error for programs."""
+
+    error_code: str
+
+
 class MessagesError(BaseModel):
     """The error object of Anthropic's API."""
 
     type: str
     message: str
+    details: MessagesErrorDetails | None = None
+    """Present for errors that Anthropic's client handles by itself."""
 
 
 class MessagesErrorResponse(BaseModel):
@@ -44,5 +56,7 @@ def error_body(error: ApiError, path: str, request_id: str) -> dict[str, Any]:
     """Return the body of an error in the form of the API that `path` belongs to."""
     if not uses_messages_api(path):
         return error.body()
-    kind = TYPES.get(error.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    shown: dict[str, Any] = {"type": TYPES.get(error.status, "invalid_request_error"), "message": error.message}
+    if error.code == NO_THREADS:
+        shown["details"] = {"error_code": NO_THREADS}
+    return {"type": "error", "error": shown, "request_id": request_id}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from mars_ray.anthropic_api.error_body import NO_THREADS
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
@@ -192,6 +193,10 @@ class CountTokensRequest(RequestBody):
         if not isinstance(value, dict):
             return value
         kept = {name: item for name, item in value.items() if item is not None and name not in IGNORED}
+        if "thread" in kept:
+            raise ApiError.bad_request(
+                "this server holds no threads; leave thread out and send all messages.", "thread", NO_THREADS
+            )
         if refused := sorted(kept.keys() & REFUSED):
             raise ApiError.bad_request(
                 f"{refused[0]} is not supported by this server; leave it out.", refused[0], "unsupported_parameter"

@@ -154,6 +154,8 @@ class _Grammar:
     def _calls(self, offered: OfferedTools, begin: str, first: str) -> str:
         form = self._form
         more = f" ({self._symbols(form.separator)} item){{0,{ANSWER_CALLS_MAX - 1}}}" if offered.parallel else ""
+        if more and form.separator[0].isspace():
+            more += " GAP?"  # otherwise white space after a call would force a model that wanted to end into another
         return " ".join(filter(None, (begin, first + more, self._symbols(form.end))))
 
     def _items(self, offered: OfferedTools) -> None:

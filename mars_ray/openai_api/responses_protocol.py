@@ -185,7 +185,8 @@ class TextOptions(RequestBody):
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type"), tagged_by("type")] = (
         TextFormat(type="text")
     )
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Accepted without effect, as in chat completions: a style that only models trained for it follow."""
 
 
 def _without_nulls(value: Any) -> Any:

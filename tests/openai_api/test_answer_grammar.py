@@ -110,6 +110,19 @@ def test_a_call_that_the_model_opens_is_accepted_by_its_tool(
         assert calls >= 1
 
 
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("required", [True, False])
+def test_a_line_break_after_a_call_lets_the_answer_end_or_another_call_follow(required: bool, tokens: bool) -> None:
+    grammar = answer_grammar(model_of("hermes", tokens=tokens), offered([None], required=required), None, None)
+    tokenizer, library, _ = vocabulary(tokens)
+    matcher = compile_grammar(GrammarSpec(kind="lark", text=grammar), library)
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>\n'
+    for text in (call, call):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert matcher.try_consume_tokens(ids) == len(ids)
+        assert matcher.is_accepting()
+
+
 @pytest.mark.parametrize("name", CALL_FORMATS)
 @pytest.mark.parametrize("text", ["Hello.", "Hi <tool_cal", '{"name": "Bob"}', "[f, g]", "1 < 2 [x](y)"])
 def test_text_without_a_call_is_free(name: ToolParserName, text: str) -> None:

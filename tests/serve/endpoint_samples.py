@@ -133,16 +133,19 @@ def config_of(**fields: Any) -> ServeConfig:
 
 @contextmanager
 def served(
-    config: ServeConfig, wrap: Callable[[EngineClient], EngineClient] = lambda client: client
+    config: ServeConfig,
+    wrap: Callable[[EngineClient], EngineClient] = lambda client: client,
+    *,
+    folder: Path = FOLDER,
 ) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
-    folder = mkdtemp(prefix="served-")
+    stored = Path(mkdtemp(prefix="served-"))
     up = threading.Event()
 
     async def main() -> None:
         try:
-            engine, facts = await AsyncEngine.start(config.engine_spec(FOLDER))
+            engine, facts = await AsyncEngine.start(config.engine_spec(folder))
             metrics = EngineMetrics(model=config.model_name, replica="test")
             client = LocalEngineClient(
                 engine,
@@ -155,11 +158,11 @@ def served(
                 ),
                 metrics,
             )
-            plan = config.plan(FOLDER)
+            plan = config.plan(folder)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
-            store = LocalResponseStore(Path(folder) / "responses")
-            gateway = make_gateway_app(make_endpoint(wrap(client), config, FOLDER), control, store, config, name="test")
+            store = LocalResponseStore(stored / "responses")
+            gateway = make_gateway_app(make_endpoint(wrap(client), config, folder), control, store, config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
@@ -194,5 +197,5 @@ def served(
         gc.unfreeze()
         server.should_exit = True
         thread.join(60)
-        shutil.rmtree(folder)
+        shutil.rmtree(stored)
         assert not thread.is_alive(), "the endpoint stops"

@@ -27,6 +27,9 @@ CALL: dict[str, Any] = {
     "tool_choice": {"type": "tool", "name": "get_weather"},
     "max_tokens": 200,
 }
+ENDLESS = {"type": "object", "properties": {"a": {"type": "string", "minLength": 2000}}, "required": ["a"]}
+OUTPUT_TOKENS = 220
+"""The server's limit on the tokens of an answer."""
 PLAIN: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60}
 
 
@@ -35,7 +38,9 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served,
     """An endpoint whose model is offered tools, and a key for it."""
     keys: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     key = add_key(keys, "ada", "use")
-    with served(config_of(tool_call_parser="hermes", keys=str(keys))) as running:
+    with served(
+        config_of(tool_call_parser="hermes", keys=str(keys), limits={"output_tokens": OUTPUT_TOKENS})
+    ) as running:
         yield running, key
 
 
@@ -87,6 +92,14 @@ def test_a_stream_says_what_the_message_says(
     assert last.usage.output_tokens == message.usage.output_tokens
 
 
+def test_more_tokens_than_the_server_gives_are_a_wish(client: Anthropic) -> None:
+    assert client.messages.create(**PLAIN | {"max_tokens": 20_000}).content == client.messages.create(**PLAIN).content
+    talk = [{"role": "user", "content": "Tell a story."}]
+    wordy = CALL | {"messages": talk, "max_tokens": 20_000, "tools": [TOOL | {"input_schema": ENDLESS}]}
+    message = client.messages.create(**wordy)
+    assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", OUTPUT_TOKENS)
+
+
 def test_the_events_of_a_stream_come_in_order(plain: httpx2.Client) -> None:
     text = plain.post(MESSAGES_PATH, json=PLAIN | {"stream": True}).text
     events = [event.split("\ndata: ") for event in text.strip().split("\n\n")]
@@ -131,7 +144,6 @@ IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
         ({"messages": [IMAGE]}, "'image'; use one of 'text', 'tool_use'"),
         ({"messages": [{"role": "user", "content": USE["content"]}]}, "may not hold a block of type tool_use"),
         ({"messages": [{"role": "user", "content": RESULT["content"] * 4097}]}, "4097"),
-        ({"max_tokens": 10**6}, "max_tokens is 1000000; this server takes at most"),
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "a tool of type 'bash_20250124' is not supported"),
         ({"tools": [TOOL | {"name": "get weather"}]}, "tools.0.name"),
@@ -165,6 +177,15 @@ def test_errors_have_the_classes_of_the_client(messages: tuple[Served, str], cli
         pytest.raises(anthropic.AuthenticationError, match="x-api-key"),
     ):
         stranger.messages.create(**PLAIN)
+
+
+def test_the_runner_of_tools_goes_on_without_the_thread_that_is_refused(
+    client: Anthropic, plain: httpx2.Client
+) -> None:
+    refused = plain.post(MESSAGES_PATH, json=PLAIN | {"thread": {"type": "create"}})
+    assert "leave thread out and send all messages" in refused.json()["error"]["message"]
+    runner = client.beta.messages.tool_runner(**PLAIN, tools=[])
+    assert runner.until_done().content[0].text == ANSWER  # type: ignore[union-attr]
 
 
 def test_a_refused_request_costs_other_callers_nothing(messages: tuple[Served, str]) -> None:

@@ -69,6 +69,10 @@ def test_of_allowed_tools_only_those_are_called(client: OpenAI) -> None:
     assert response.tool_choice.model_dump() == choice  # type: ignore[union-attr]
 
 
+def test_the_verbosity_that_some_clients_send_changes_nothing(client: OpenAI) -> None:
+    assert client.responses.create(**PLAIN, text={"verbosity": "low"}).output_text == ANSWER
+
+
 @pytest.mark.parametrize("fields", [PLAIN, CALL, PLAIN | {"max_output_tokens": 3}])
 def test_a_stream_says_what_the_response_says(client: OpenAI, fields: dict[str, Any]) -> None:
     response = client.responses.create(**fields)
