@@ -18,8 +18,9 @@ from mars_ray.openai_api.tools import FunctionName, refuse_hosted_tool
 
 RESPONSES_PATH = "/v1/responses"
 
-RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"stream_options"}
-"""Fields that are accepted without effect. The only option of a stream adds padding."""
+RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"reasoning", "stream_options"}
+"""Fields that are accepted without effect. A model reasons as its chat template says, also for `reasoning_effort` of
+chat requests. The only option of a stream adds padding."""
 
 RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "access_programs": (),
@@ -31,7 +32,6 @@ RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
-    "reasoning": ({}, {"effort": "none"}, {"summary": "auto"}, {"effort": "none", "summary": "auto"}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -119,7 +119,7 @@ def test_every_field_the_openai_package_can_send_was_thought_about() -> None:
     [
         {"include": ["reasoning.encrypted_content"], "store": False},
         {"include": [], "reasoning": {"effort": None, "summary": "auto"}},
-        {"include": None, "reasoning": {"effort": "none"}, "store": None},
+        {"include": None, "reasoning": {"effort": "low", "context": "all_turns"}, "store": None},
     ],
     ids=["codex", "agents", "nulls"],
 )
@@ -141,7 +141,6 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
         ({"previous_response_id": ""}, "previous_response_id", "Response with id '' not found"),
         ({"background": True}, "background", "background is not supported by this server"),
         ({"conversation": "conv_1"}, "conversation", "conversation is not supported"),
-        ({"reasoning": {"effort": "low"}}, "reasoning", "reasoning is not supported"),
         ({"include": ["message.output_text.logprobs"]}, "include", "'message.output_text.logprobs' is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "a tool of type 'web_search' is not supported"),
         ({"tools": [TOOL] * 500}, "tools", "500 functions"),
