@@ -41,7 +41,7 @@ def _switch(names: str, said: Mapping[bool, str]) -> Parameter:
 
 PARAMETERS: Mapping[str, Parameter] = MappingProxyType(
     {
-        "city": _open("city place town", CITIES),
+        "city": _open("city place town location", CITIES),
         "start": _open("start from", CITIES),
         "goal": _open("goal to", CITIES),
         "name": _open("name person", FIRST_NAMES),
@@ -87,7 +87,11 @@ FUNCTIONS = (
         names=("get_weather", "forecast"),
         description="Weather in a city.",
         parameters=("city", "days"),
-        requests=("How is the weather in {city}?", "What is the weather in {city} for the next {days} days?"),
+        requests=(
+            "How is the weather in {city}?",
+            "What is the weather in {city}?",
+            "What is the weather in {city} for the next {days} days?",
+        ),
         result='{{"degrees": {value}}}',
         sentence="It is {value} degrees in {city}.",
     ),
