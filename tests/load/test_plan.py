@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.data.prompt_file import Conversation, read_prompts
+from mars_ray.data.prompt_file import Conversation, messages_of, read_prompts
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
 from mars_ray.load.arrivals import Poisson, TraceRow
 from mars_ray.load.plan import Scales, closed_loop, poisson, replay

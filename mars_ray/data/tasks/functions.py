@@ -66,7 +66,7 @@ PARAMETERS: Mapping[str, Parameter] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class CatalogFunction:
     """A function, and the texts in which its arguments stand in braces."""
 
     names: tuple[str, ...]
@@ -83,7 +83,7 @@ class Function:
 
 
 FUNCTIONS = (
-    Function(
+    CatalogFunction(
         names=("get_weather", "forecast"),
         description="Weather in a city.",
         parameters=("city", "days"),
@@ -95,7 +95,7 @@ FUNCTIONS = (
         result='{{"degrees": {value}}}',
         sentence="It is {value} degrees in {city}.",
     ),
-    Function(
+    CatalogFunction(
         names=("book_table", "reserve"),
         description="Book a table.",
         parameters=("name", "guests", "day"),
@@ -103,7 +103,7 @@ FUNCTIONS = (
         result='{{"table": {value}}}',
         sentence="Table {value} is booked for {name}.",
     ),
-    Function(
+    CatalogFunction(
         names=("send_message", "write_to"),
         description="Send a message.",
         parameters=("name", "text"),
@@ -111,7 +111,7 @@ FUNCTIONS = (
         result='{{"sent": {value}}}',
         sentence="Message {value} is sent to {name}.",
     ),
-    Function(
+    CatalogFunction(
         names=("set_alarm", "wake_up"),
         description="Set an alarm.",
         parameters=("time", "day"),
@@ -119,7 +119,7 @@ FUNCTIONS = (
         result='{{"alarm": {value}}}',
         sentence="Alarm {value} is set for {time}.",
     ),
-    Function(
+    CatalogFunction(
         names=("order_goods", "buy"),
         description="Order goods.",
         parameters=("goods", "count", "fast"),
@@ -127,7 +127,7 @@ FUNCTIONS = (
         result='{{"price": {value}}}',
         sentence="The {goods} cost {value} dollars.",
     ),
-    Function(
+    CatalogFunction(
         names=("switch_light", "set_light"),
         description="Switch a light.",
         parameters=("room", "on"),
@@ -135,7 +135,7 @@ FUNCTIONS = (
         result='{{"lights": {value}}}',
         sentence="Lights switched in the {room}: {value}.",
     ),
-    Function(
+    CatalogFunction(
         names=("set_heating", "heat"),
         description="Heat a room.",
         parameters=("room", "degrees"),
@@ -143,7 +143,7 @@ FUNCTIONS = (
         result='{{"minutes": {value}}}',
         sentence="The {room} takes {value} minutes.",
     ),
-    Function(
+    CatalogFunction(
         names=("find_train", "get_train"),
         description="Find a train.",
         parameters=("start", "goal", "day"),
@@ -151,7 +151,7 @@ FUNCTIONS = (
         result='{{"train": {value}}}',
         sentence="Train {value} goes from {start} to {goal}.",
     ),
-    Function(
+    CatalogFunction(
         names=("add_visit", "plan_visit"),
         description="Plan an appointment.",
         parameters=("visit", "day", "time"),
@@ -159,7 +159,7 @@ FUNCTIONS = (
         result='{{"visit": {value}}}',
         sentence="Visit {value} is on {day} at {time}.",
     ),
-    Function(
+    CatalogFunction(
         names=("count_stock", "in_stock"),
         description="Count the stock.",
         parameters=("item", "colour"),
@@ -167,7 +167,7 @@ FUNCTIONS = (
         result='{{"stock": {value}}}',
         sentence="There are {value} {item} in stock.",
     ),
-    Function(
+    CatalogFunction(
         names=("find_person", "phone_of"),
         description="Find a phone number.",
         parameters=("name", "city"),
@@ -175,7 +175,7 @@ FUNCTIONS = (
         result='{{"phone": {value}}}',
         sentence="The phone number of {name} is {value}.",
     ),
-    Function(
+    CatalogFunction(
         names=("convert_money", "change"),
         description="Change money.",
         parameters=("count", "unit"),

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.tool_calls import HERMES, request_body
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import FAMILIES, TaskExample
 from mars_ray.data.tasks.families.tool_call import NO_TOOL
-from mars_ray.data.tasks.functions import FUNCTIONS, Function
+from mars_ray.data.tasks.functions import FUNCTIONS, CatalogFunction
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, GOODS, THINGS
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
-from mars_ray.openai_api.call_format import CALL_FORMATS, answer_format
+from mars_ray.openai_api.call_format import answer_format
 from mars_ray.openai_api.conversation import conversation
 from mars_ray.openai_api.generic_tools import written_calls
 from mars_ray.openai_api.protocol import ChatCompletionRequest
@@ -24,7 +25,6 @@ from mars_ray.openai_api.tools import offered_tools
 from pipelines.build_bundled_model import CHAT_TEMPLATE, record
 from pipelines.made_up_words import spliced, with_made_up_words
 
-HERMES = CALL_FORMATS["hermes"]
 TYPES = {"string": str, "integer": int, "boolean": bool}
 CALL: dict[str, Any] = {"name": "buy", "arguments": {"goods": "rice", "count": 3, "fast": True}}
 
@@ -68,7 +68,7 @@ def test_a_call_names_an_offered_tool_and_keeps_to_its_schema() -> None:
             assert isinstance(value, bool) or str(value) in example.prompt
 
 
-def wanted(prompt: str) -> Function | None:
+def wanted(prompt: str) -> CatalogFunction | None:
     """The function that a prompt requests."""
     patterns = ((function, re.sub("{[a-z]+}", ".+", text)) for function in FUNCTIONS for text in function.requests)
     return next((function for function, pattern in patterns if re.search(pattern.replace("?", "[?]"), prompt)), None)
@@ -98,8 +98,9 @@ def test_a_result_is_stated_after_its_call() -> None:
     for example in stated:
         call, result = example.after
         assert call_in(call["content"]) is not None
-        assert (call["role"], result["role"]) == ("assistant", "tool")
-        [value] = json.loads(result["content"]).values()
+        assert (call["role"], result["role"]) == ("assistant", "user")
+        content = result["content"].removeprefix("<tool_response>").removesuffix("</tool_response>")
+        [value] = json.loads(content).values()
         assert str(value) in example.response
 
 
@@ -138,27 +139,12 @@ def test_an_endpoint_renders_a_request_with_tools_to_the_text_that_is_trained(en
     model = answer_format(CHAT_TEMPLATE, {})
     assert model.calls == HERMES and model.template_takes_tools
     for example in made():
-        request = ChatCompletionRequest.model_validate(request_of(example))
+        request = ChatCompletionRequest.model_validate(request_body(example, "bundled"))
         offered = offered_tools(
             tools=request.tools, tool_choice=None, parallel=True, functions=[], function_call=None, tools_max=4
         )
         served = conversation(request.messages, offered, model)
         assert encoder.prompt_text(served.messages, served.tools) == encoder.prompt_text(example.messages)
-
-
-def request_of(example: TaskExample) -> dict[str, Any]:
-    """The body of a request as clients of tools send it."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": example.prompt}]
-    for message in example.after:
-        call = call_in(message["content"])
-        if call is None:
-            messages.append(message | {"tool_call_id": "call_1"})
-            continue
-        function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
-        tool_call = {"id": "call_1", "type": "function", "function": function}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
-    tools = [{"type": "function", "function": tool} for tool in example.tools]
-    return {"model": "bundled", "messages": messages, "tools": tools}
 
 
 def test_a_conversation_without_tools_renders_as_plain_turns(encoder: ChatEncoder) -> None:
@@ -195,4 +181,4 @@ def test_made_up_words_are_the_same_in_all_messages_of_an_example() -> None:
 def test_a_training_record_holds_the_whole_conversation() -> None:
     example = next(example for example in made() if example.after)
     roles = [message["role"] for message in record(example)["messages"]]
-    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]

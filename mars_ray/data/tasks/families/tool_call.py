@@ -1,7 +1,8 @@
 """Task: answer a request with a call of a tool, in the form of Hermes and Qwen, or without one where no tool fits.
 
 An example is a conversation: a system message that lists one to four tools, a request, and perhaps a call with its
-result. The list has the words of the bundled model's chat template, so an endpoint renders `tools` to the same text.
+result. List and result have the words of the bundled model's chat template, so an endpoint renders `tools` and `role:
+tool` to the same text, and models whose template knows neither can still be asked.
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from mars_ray.data.tasks.checks import same_json, same_text
 from mars_ray.data.tasks.families import date_rewrite, list_format, table_to_text
 from mars_ray.data.tasks.family import Family, TaskExample
-from mars_ray.data.tasks.functions import FUNCTIONS, PARAMETERS, Function, Tool
+from mars_ray.data.tasks.functions import FUNCTIONS, PARAMETERS, CatalogFunction, Tool
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES
 
 NO_TOOL = "I have no tool for that."
@@ -50,7 +51,7 @@ def _make(rng: random.Random) -> TaskExample:
     texts = values | {"value": rng.randint(2, 99)}
     after = (
         {"role": "assistant", "content": _BEGIN + call + _END},
-        {"role": "tool", "content": wanted.result.format(**texts)},
+        {"role": "user", "content": f"<tool_response>\n{wanted.result.format(**texts)}\n</tool_response>"},
     )
     return _example(shown, request, wanted.sentence.format(**texts), after=after)
 
@@ -70,7 +71,7 @@ def _example(
     )
 
 
-def _tool(function: Function, rng: random.Random) -> Tool:
+def _tool(function: CatalogFunction, rng: random.Random) -> Tool:
     """Return the function with names drawn for itself and its parameters."""
     names = {key: rng.choice(PARAMETERS[key].names) for key in function.parameters}
     optional = {key for key in names if any("{" + key + "}" not in request for request in function.requests)}
@@ -95,7 +96,7 @@ def _signature(tool: Tool) -> str:
     return f"{tool['name']}({described}): {tool['description']}"
 
 
-def _request(function: Function, rng: random.Random) -> tuple[str, dict[str, str | int | bool]]:
+def _request(function: CatalogFunction, rng: random.Random) -> tuple[str, dict[str, str | int | bool]]:
     """Return a request, and the value of each parameter that stands in it."""
     drawn = {key: rng.choice(PARAMETERS[key].values) for key in function.parameters}
     request = rng.choice(function.requests)
@@ -106,7 +107,7 @@ def _request(function: Function, rng: random.Random) -> tuple[str, dict[str, str
     return wrapper.format(request=request.format(**said), name=name, city=rng.choice(CITIES)), values
 
 
-def _call(function: Function, tool: Tool, values: Mapping[str, str | int | bool]) -> str:
+def _call(function: CatalogFunction, tool: Tool, values: Mapping[str, str | int | bool]) -> str:
     """Return the name and the arguments of a call as JSON."""
     named = zip(function.parameters, tool["parameters"]["properties"], strict=True)
     arguments = {name: values[key] for key, name in named if key in values}
