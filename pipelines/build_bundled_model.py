@@ -72,15 +72,16 @@ CHAT_TEMPLATE = (
     "{{ '<|system|>' + offered + '<|end|>' }}{% endif %}"
     "{% for message in messages %}"
     "{% set role = 'system' if message['role'] == 'developer' else message['role'] %}"
+    "{% set content = message['content'] or '' %}"
     "{% if role not in ['system', 'user', 'assistant', 'tool'] %}"
     "{{ raise_exception('unknown role ' + role) }}{% endif %}"
     "{% if role == 'tool' %}"
-    "{{ '<|user|><tool_response>\n' + message['content'] + '\n</tool_response><|end|>' }}"
+    "{{ '<|user|><tool_response>\n' + content + '\n</tool_response><|end|>' }}"
     "{% else %}"
-    "{{ '<|' + role + '|>' + message['content'] }}"
+    "{{ '<|' + role + '|>' + content }}"
     "{{ '\n\n' + offered if tools and loop.first and role == 'system' }}"
     "{% for call in message['tool_calls'] or [] %}"
-    "{{ '\n' if message['content'] or not loop.first }}"
+    "{{ '\n' if content or not loop.first }}"
     "{{ '<tool_call>\n{\"name\": ' + call['function']['name'] | tojson + ', \"arguments\": ' }}"
     "{{ call['function']['arguments'] | tojson + '}\n</tool_call>' }}"
     "{% endfor %}{{ '<|end|>' }}"
@@ -100,7 +101,9 @@ def main() -> None:
     in_bfloat16 = WORK / "bundled_tools"
     if not in_bfloat16.exists():
         save_checkpoint(load_checkpoint(tool_calling_model()), in_bfloat16, dtype=torch.bfloat16)
-    publish(in_bfloat16, calibrated(in_bfloat16, THRESHOLDS), before=calibrated(ar_model, (1.0,)))
+    mars_card = read_card(RunFolder(mars.output).model_here())
+    assert mars_card is not None  # the training has written it
+    publish(in_bfloat16, calibrated(in_bfloat16, THRESHOLDS), mars_card, before=calibrated(ar_model, (1.0,)))
 
 
 def autoregressive_model() -> Path:
@@ -216,8 +219,9 @@ def calibrated(model: Path, thresholds: tuple[float, ...]) -> Card:
     return read_card(model) or card
 
 
-def publish(model: Path, card: Card, before: Card) -> None:
-    """Write the model, its README and the demo's prompts to the assets; `before` is the card of the AR model."""
+def publish(model: Path, card: Card, mars_card: Card, before: Card) -> None:
+    """Write the model, its README and the demo's prompts to the assets; the other cards are those of the MARS model and
+    of the AR model, from which training went on."""
     checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
@@ -226,6 +230,7 @@ def publish(model: Path, card: Card, before: Card) -> None:
     save_checkpoint(checkpoint, target)
     text = card_text(
         card,
+        mars_card,
         before,
         parameters=checkpoint.network.num_parameters(),
         file_bytes=(target / "model.safetensors").stat().st_size,
