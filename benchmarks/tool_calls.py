@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--threshold", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -43,12 +44,14 @@ def main() -> None:
     right: Counter[str] = Counter()
     with openai.OpenAI(base_url=arguments.url, api_key="none") as client:
         for example in islice(examples(FAMILIES[TASK], "heldout", arguments.seed), arguments.requests):
-            body = request_body(example, arguments.model) | {"tool_choice": "auto", "max_tokens": MAX_TOKENS}
-            message = client.chat.completions.create(**body, temperature=0.0).choices[0].message
+            body = request_body(example, arguments.model) | {"extra_body": {"threshold": arguments.threshold}}
+            answer = client.chat.completions.create(**body, tool_choice="auto", max_tokens=MAX_TOKENS, temperature=0.0)
+            message = answer.choices[0].message
             asked[kind_of(example)] += 1
             right[kind_of(example)] += is_right_answer(TASK, example.answer, answer_text(message))
     report = {
-        "command": f"python -m benchmarks.tool_calls --requests {arguments.requests} --seed {arguments.seed}",
+        "command": f"python -m benchmarks.tool_calls --requests {arguments.requests} --seed {arguments.seed} "
+        f"--threshold {arguments.threshold}",
         "machine": machine(),
         "requests": asked.total(),
         "right": right.total(),
