@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
@@ -101,7 +102,7 @@ def config_of(**fields: Any) -> ServeConfig:
 
 @contextmanager
 def served(
-    config: ServeConfig, wrap: Callable[[EngineClient], EngineClient] = lambda client: client
+    config: ServeConfig, wrap: Callable[[EngineClient], EngineClient] = lambda client: client, folder: Path = FOLDER
 ) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
@@ -109,7 +110,7 @@ def served(
 
     async def main() -> None:
         try:
-            engine, facts = await AsyncEngine.start(config.engine_spec(FOLDER))
+            engine, facts = await AsyncEngine.start(config.engine_spec(folder))
             metrics = EngineMetrics(model=config.model_name, replica="test")
             client = LocalEngineClient(
                 engine,
@@ -122,10 +123,10 @@ def served(
                 ),
                 metrics,
             )
-            plan = config.plan(FOLDER)
+            plan = config.plan(folder)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
-            gateway = make_gateway_app(make_endpoint(wrap(client), config, FOLDER), control, config, name="test")
+            gateway = make_gateway_app(make_endpoint(wrap(client), config, folder), control, config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
