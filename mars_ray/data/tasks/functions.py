@@ -10,6 +10,9 @@ from mars_ray.data.tasks.lexicon import CITIES, COLOURS, DAYS, FIRST_NAMES, GOOD
 Tool = Mapping[str, Any]
 """A function as in OpenAI's API: name, description, and parameters as a JSON schema."""
 
+Value = str | int | bool
+"""Value of an argument."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
@@ -17,9 +20,9 @@ class Parameter:
 
     names: tuple[str, ...]
     """Names that it can have in a schema."""
-    values: Sequence[str | int | bool]
+    values: Sequence[Value]
     schema: Mapping[str, Any]
-    said: Mapping[bool, str] = field(default_factory=dict)
+    said: Mapping[Value, str] = field(default_factory=dict)
     """Words of a request that stand for a boolean."""
 
 
@@ -35,7 +38,7 @@ def _number(names: str, values: range) -> Parameter:
     return Parameter(names=words(names), values=values, schema={"type": "integer"})
 
 
-def _switch(names: str, said: Mapping[bool, str]) -> Parameter:
+def _switch(names: str, said: Mapping[Value, str]) -> Parameter:
     return Parameter(names=words(names), values=tuple(said), schema={"type": "boolean"}, said=said)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from mars_ray.data.tasks.checks import same_json, same_text
 from mars_ray.data.tasks.families import date_rewrite, list_format, table_to_text
 from mars_ray.data.tasks.family import Family, TaskExample
-from mars_ray.data.tasks.functions import FUNCTIONS, PARAMETERS, CatalogFunction, Tool
+from mars_ray.data.tasks.functions import FUNCTIONS, PARAMETERS, CatalogFunction, Tool, Value
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES
 
 NO_TOOL = "I have no tool for that."
@@ -96,7 +96,7 @@ def _signature(tool: Tool) -> str:
     return f"{tool['name']}({described}): {tool['description']}"
 
 
-def _request(function: CatalogFunction, rng: random.Random) -> tuple[str, dict[str, str | int | bool]]:
+def _request(function: CatalogFunction, rng: random.Random) -> tuple[str, dict[str, Value]]:
     """Return a request, and the value of each parameter that stands in it."""
     drawn = {key: rng.choice(PARAMETERS[key].values) for key in function.parameters}
     request = rng.choice(function.requests)
@@ -107,7 +107,7 @@ def _request(function: CatalogFunction, rng: random.Random) -> tuple[str, dict[s
     return wrapper.format(request=request.format(**said), name=name, city=rng.choice(CITIES)), values
 
 
-def _call(function: CatalogFunction, tool: Tool, values: Mapping[str, str | int | bool]) -> str:
+def _call(function: CatalogFunction, tool: Tool, values: Mapping[str, Value]) -> str:
     """Return the name and the arguments of a call as JSON."""
     named = zip(function.parameters, tool["parameters"]["properties"], strict=True)
     arguments = {name: values[key] for key, name in named if key in values}
