@@ -9,8 +9,8 @@ INTRODUCTION = """\
 # The bundled model
 
 A Qwen2 with {parameters:.2f} million parameters ({megabytes:.1f} MB in bfloat16) that does one small job well: the
-thirteen generated task families of `mars_ray/data/tasks`. `mars-ray` uses it by default, in the demo and in the tests. It
-knows nothing else: it answers prompts outside its families with nonsense.
+thirteen generated task families of `mars_ray/data/tasks`. `mars-ray` uses it by default, in the demo and in the tests.
+It knows nothing else: it answers prompts outside its families with nonsense.
 
 Made by `python -m pipelines.build_bundled_model` from this repository alone, with fixed seeds: {ar_steps:,} steps of
 autoregressive training from random weights ({ar_tokens:.1f} M tokens), then {mars_steps:,} steps of MARS
