@@ -20,7 +20,6 @@ import openai
 from mars_ray.data.tasks import FAMILIES, TaskExample, examples, is_right_answer
 from mars_ray.measure import machine
 from mars_ray.openai_api.call_format import CALL_FORMATS
-from mars_ray.openai_api.generic_tools import written_calls
 from mars_ray.program import run_program
 
 TASK = "tool_call"
@@ -86,9 +85,10 @@ def kind_of(example: TaskExample) -> str:
 
 
 def answer_text(message: Any) -> str:
-    """Return an answer in the form in which the model writes it."""
-    calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
-    return (message.content or "") + (written_calls(HERMES, calls) if calls else "")
+    """Return an answer in the form in which the model writes it; arguments may be cut off and so no JSON."""
+    functions = [call.function for call in message.tool_calls or ()]
+    calls = [HERMES.head + called.name + HERMES.middle + called.arguments + HERMES.tail for called in functions]
+    return (message.content or "") + (HERMES.begin + HERMES.separator.join(calls) if calls else "")
 
 
 if __name__ == "__main__":
