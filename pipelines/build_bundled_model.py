@@ -1,29 +1,29 @@
 """Make the bundled model from this repository alone: `python -m pipelines.build_bundled_model`.
 
-A step is skipped if its result exists, so the same command resumes a stopped run. The five steps:
+A step is skipped if its result exists, so the same command resumes a stopped run. The six steps:
 
 1. write training and held-out examples of the task families;
 2. train a tokenizer on them, create a small Qwen2 with random weights, and train it autoregressively (bundled_ar.yaml);
 3. fine-tune this model with MARS (bundled_mars.yaml);
-4. calibrate both models on held-out examples, the MARS model in bfloat16 and at every threshold;
-5. replace mars_ray/assets/bundled by the MARS model with its card, and write the prompts of the demo next to it.
+4. continue this training on a mixture with tool calls (bundled_tools.yaml);
+5. calibrate both models on held-out examples, the MARS model in bfloat16 and at every threshold;
+6. replace mars_ray/assets/bundled by the MARS model with its card, and write the prompts of the demo next to it.
 """
 
 import json
 import random
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
-from mars_ray.data.tasks.family import TaskExample
-from mars_ray.data.tasks.split import mixture
+from mars_ray.data.tasks import FAMILIES, Split, TaskExample, examples, mixture
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
 from mars_ray.evaluation.calibration.prompts import heldout_examples
 from mars_ray.model.card import Card, read_card
@@ -43,6 +43,10 @@ SEED = 2026
 TRAIN_EXAMPLES = 230_000
 MADE_UP_SHARE = 0.5
 """Share of the training examples with made-up words, so that the model can copy words outside the families' lexicon."""
+TOOL_EXAMPLES = 30_000
+"""Number of training examples of the last stage."""
+TOOL_SHARE = 0.45
+"""Share of tool calls in the last stage."""
 HELDOUT_EXAMPLES = 2_000
 """Number of held-out examples measured during training; the card uses different ones."""
 DEMO_PER_FAMILY = 20
@@ -52,30 +56,54 @@ TOKEN_LIMITS = r" ?\p{Ll}+|\p{Lu}+\p{Ll}*|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*
 """Pieces of text that no token crosses, finer than Qwen's. A capitalised word has the same tokens after a space as
 after a quotation mark, so that it is easy to copy. Every digit is a token, as in Qwen."""
 
-# Each turn adds two tokens. `developer` is the newer name of `system`.
+# Each turn adds two tokens. `developer` is the newer name of `system`. A tool takes one line, because the context is
+# short: its name, its parameters with types or values, and its description.
 CHAT_TEMPLATE = (
+    "{% set offered %}{% for tool in tools or [] %}"
+    "{% set function = tool['function'] %}{% set parameters = function['parameters'] or {} %}"
+    "{{ '\n' + function['name'] + '(' }}"
+    "{% for name, schema in (parameters['properties'] or {}).items() %}"
+    "{{ ', ' if not loop.first }}{{ name }}{{ '?' if name not in (parameters['required'] or []) }}: "
+    "{{ schema['enum'] | join('|') if schema['enum'] else schema['type'] or 'any' }}"
+    "{% endfor %}{{ '): ' + (function['description'] or '') }}"
+    "{% endfor %}{% endset %}"
+    "{% set offered = 'Tools:' + offered if tools else '' %}"
+    "{% if tools and messages[0]['role'] not in ['system', 'developer'] %}"
+    "{{ '<|system|>' + offered + '<|end|>' }}{% endif %}"
     "{% for message in messages %}"
     "{% set role = 'system' if message['role'] == 'developer' else message['role'] %}"
-    "{% if role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + role) }}{% endif %}"
-    "{{ '<|' + role + '|>' + message['content'] + '<|end|>' }}"
-    "{% endfor %}"
+    "{% set content = message['content'] or '' %}"
+    "{% if role not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ raise_exception('unknown role ' + role) }}{% endif %}"
+    "{% if role == 'tool' %}"
+    "{{ '<|user|><tool_response>\n' + content + '\n</tool_response><|end|>' }}"
+    "{% else %}"
+    "{{ '<|' + role + '|>' + content }}"
+    "{{ '\n\n' + offered if tools and loop.first and role == 'system' }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\n' if content or not loop.first }}"
+    "{{ '<tool_call>\n{\"name\": ' + call['function']['name'] | tojson + ', \"arguments\": ' }}"
+    "{{ call['function']['arguments'] | tojson + '}\n</tool_call>' }}"
+    "{% endfor %}{{ '<|end|>' }}"
+    "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 
 def main() -> None:
-    """Run the five steps."""
+    """Run the six steps."""
     logging.disable_progress_bar()
     ar_model = autoregressive_model()
     # Other made-up words than in the first training, so that more of the tokens occur in names.
     write_examples(WORK / "train_mars.jsonl", islice(training_examples(spliced), TRAIN_EXAMPLES // 2))
     mars = read_config(HERE / "bundled_mars.yaml")
     train(mars)
-    mars_model = RunFolder(mars.output).model_here()
-    in_bfloat16 = WORK / "bundled"
+    in_bfloat16 = WORK / "bundled_tools"
     if not in_bfloat16.exists():
-        save_checkpoint(load_checkpoint(mars_model), in_bfloat16, dtype=torch.bfloat16)
-    publish(in_bfloat16, calibrated(in_bfloat16, THRESHOLDS), before=calibrated(ar_model, (1.0,)))
+        save_checkpoint(load_checkpoint(tool_calling_model()), in_bfloat16, dtype=torch.bfloat16)
+    mars_card = read_card(RunFolder(mars.output).model_here())
+    assert mars_card is not None  # the training has written it
+    publish(in_bfloat16, calibrated(in_bfloat16, THRESHOLDS), mars_card, before=calibrated(ar_model, (1.0,)))
 
 
 def autoregressive_model() -> Path:
@@ -88,17 +116,46 @@ def autoregressive_model() -> Path:
     return RunFolder(ar.output).model_here()
 
 
+def tool_calling_model() -> Path:
+    """Run the fourth step and return the model."""
+    others = training_examples(spliced)
+    write_examples(WORK / "train_tools.jsonl", islice(with_tool_calls(others, "train"), TOOL_EXAMPLES))
+    heldout = mixture("heldout", SEED)
+    write_examples(WORK / "heldout_tools.jsonl", islice(with_tool_calls(heldout, "heldout"), HELDOUT_EXAMPLES))
+    tools = read_config(HERE / "bundled_tools.yaml")
+    train(tools)
+    return RunFolder(tools.output).model_here()
+
+
 def training_examples(make_word: MakeWord) -> Iterator[TaskExample]:
-    """Yield examples of the families, some of them with made-up words instead of names, cities and things."""
+    """Yield examples of twelve families, some of them with made-up words instead of names, cities and things."""
     rng = random.Random(SEED)
     for example in mixture("train", SEED):
         yield with_made_up_words(example, rng, make_word) if rng.random() < MADE_UP_SHARE else example
 
 
+def with_tool_calls(others: Iterator[TaskExample], split: Split) -> Iterator[TaskExample]:
+    """Yield examples of all families: tool calls, half of them with made-up words in training, between the others."""
+    rng = random.Random(SEED)
+    for example in examples(FAMILIES["tool_call"], split, SEED):
+        while rng.random() > TOOL_SHARE:
+            yield next(others)
+        made_up = split == "train" and rng.random() < MADE_UP_SHARE
+        yield with_made_up_words(example, rng, spliced) if made_up else example
+
+
 def write_examples(path: Path, examples: Iterable[TaskExample]) -> None:
     """Write examples as JSONL, atomically."""
     if not path.exists():
-        write(path, (json.dumps(asdict(example)) for example in examples))
+        write(path, (json.dumps(record(example)) for example in examples))
+
+
+def record(example: TaskExample) -> dict[str, Any]:
+    """Return an example as a record of training data."""
+    fields = {name: getattr(example, name) for name in ("family", "prompt", "response", "answer")}
+    if not example.tools:
+        return fields
+    return {"messages": [*example.messages, {"role": "assistant", "content": example.response}]} | fields
 
 
 def make_start(folder: Path) -> None:
@@ -162,8 +219,9 @@ def calibrated(model: Path, thresholds: tuple[float, ...]) -> Card:
     return read_card(model) or card
 
 
-def publish(model: Path, card: Card, before: Card) -> None:
-    """Write the model, its README and the demo's prompts to the assets; `before` is the card of the AR model."""
+def publish(model: Path, card: Card, mars_card: Card, before: Card) -> None:
+    """Write the model, its README and the demo's prompts to the assets; the other cards are those of the MARS model and
+    of the AR model, from which training went on."""
     checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
@@ -172,17 +230,23 @@ def publish(model: Path, card: Card, before: Card) -> None:
     save_checkpoint(checkpoint, target)
     text = card_text(
         card,
+        mars_card,
         before,
         parameters=checkpoint.network.num_parameters(),
         file_bytes=(target / "model.safetensors").stat().st_size,
     )
     (target / "README.md").write_text(text)
-    prompts = [
-        {"id": f"{example.family}-{number % DEMO_PER_FAMILY:02}"} | asdict(example)
+    lines = (
+        json.dumps(demo_row(f"{example.family}-{number % DEMO_PER_FAMILY:02}", example)) + "\n"
         for number, example in enumerate(heldout_examples(DEMO_PER_FAMILY, SEED + 1))
-    ]
-    lines = (json.dumps({name: row[name] for name in ("id", "family", "prompt", "answer")}) + "\n" for row in prompts)
+    )
     (ASSETS / "prompts.jsonl").write_text("".join(lines))
+
+
+def demo_row(id: str, example: TaskExample) -> dict[str, Any]:
+    """Return a prompt of the demo."""
+    row = {"id": id, "family": example.family, "prompt": example.prompt, "answer": example.answer}
+    return row | ({"messages": example.messages} if example.tools else {})
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ INTRODUCTION = """\
 # The bundled model
 
 A Qwen2 with {parameters:.2f} million parameters ({megabytes:.1f} MB in bfloat16) that does one small job well: the
-twelve generated task families of `mars_ray/data/tasks`. `mars-ray` uses it by default, in the demo and in the tests. It
-knows nothing else: it answers prompts outside its families with nonsense.
+thirteen generated task families of `mars_ray/data/tasks`. `mars-ray` uses it by default, in the demo and in the tests.
+It knows nothing else: it answers prompts outside its families with nonsense.
 
 Made by `python -m pipelines.build_bundled_model` from this repository alone, with fixed seeds: {ar_steps:,} steps of
 autoregressive training from random weights ({ar_tokens:.1f} M tokens), then {mars_steps:,} steps of MARS
-({mars_tokens:.1f} M tokens, block {block}, {objective}).
+({mars_tokens:.1f} M tokens), both without tool calls, then {steps:,} steps of MARS on a mixture with tool calls
+({tokens:.1f} M tokens, block {block}, {objective}).
 Trained with {versions}.
 
 License: Apache-2.0, like the repository, which generates the training data.
@@ -31,8 +32,8 @@ ahead is verified.
 """
 
 
-def card_text(card: Card, before_card: Card, *, parameters: int, file_bytes: int) -> str:
-    """Return the README as Markdown; `before_card` is the card of the AR checkpoint that training started from."""
+def card_text(card: Card, mars_card: Card, before_card: Card, *, parameters: int, file_bytes: int) -> str:
+    """Return the README as Markdown; the other cards are those of the MARS model and the AR checkpoint before it."""
     curve = card.calibration
     before = before_card.calibration[0]
     families = list(curve[0].by_family)
@@ -41,8 +42,10 @@ def card_text(card: Card, before_card: Card, *, parameters: int, file_bytes: int
         megabytes=file_bytes / 1e6,
         ar_steps=before_card.steps,
         ar_tokens=before_card.tokens / 1e6,
-        mars_steps=card.steps,
-        mars_tokens=card.tokens / 1e6,
+        mars_steps=mars_card.steps,
+        mars_tokens=mars_card.tokens / 1e6,
+        steps=card.steps,
+        tokens=card.tokens / 1e6,
         block=card.block,
         objective=", ".join(f"{name.replace('_', ' ')} {value}" for name, value in card.objective.items()),
         versions=", ".join(f"{name} {version}" for name, version in card.versions.items()),

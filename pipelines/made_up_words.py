@@ -34,7 +34,7 @@ _ENDS = (*("",) * 8, *"bcdfgkllmmnnnnprrrsssttwxz", *words("ck ff ld ll nd ng nn
 
 
 def with_made_up_words(example: TaskExample, rng: random.Random, make_word: MakeWord) -> TaskExample:
-    """Replace each name, city, good and thing in the prompt by a made-up word, and likewise in the response."""
+    """Replace each name, city, good and thing in the prompt by a made-up word, and likewise in later messages."""
     made_up: dict[str, str] = {}
 
     def replaced(match: re.Match[str]) -> str:
@@ -44,10 +44,14 @@ def with_made_up_words(example: TaskExample, rng: random.Random, make_word: Make
             made_up[word] = new_word.capitalize() if word[0].isupper() else new_word
         return made_up[word]
 
+    def again(text: str) -> str:
+        return _WORDS.sub(lambda match: made_up.get(match[0], match[0]), text)
+
     return replace(
         example,
         prompt=_WORDS.sub(replaced, example.prompt),
-        response=_WORDS.sub(lambda match: made_up.get(match[0], match[0]), example.response),
+        after=tuple(message | {"content": again(message["content"])} for message in example.after),
+        response=again(example.response),
     )
 
 

@@ -11,6 +11,8 @@ from importlib.resources import files
 
 from benchmarks.decode.script import autoregressive_outputs
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.prompt_file import messages_of
+from mars_ray.data.records import Message
 from mars_ray.errors import ConfigError
 from mars_ray.model.checkpoint import Checkpoint
 
@@ -34,25 +36,24 @@ class Workload:
 def bundled_workload(checkpoint: Checkpoint, requests: int, seed: int) -> Workload:
     """Return `requests` different bundled prompts, balanced over the families, in random order."""
     encoder = ChatEncoder(checkpoint.tokenizer)
-    texts = _spread(requests, random.Random(seed))
-    prompts = [tuple(encoder.prompt([{"role": "user", "content": text}])) for text in texts]
+    prompts = [tuple(encoder.prompt(messages)) for messages in _spread(requests, random.Random(seed))]
     outputs = autoregressive_outputs(checkpoint, prompts, OUTPUT_TOKENS_MAX)
     return Workload(prompts, [len(output) for output in outputs])
 
 
-def _spread(requests: int, random_source: random.Random) -> list[str]:
+def _spread(requests: int, random_source: random.Random) -> list[list[Message]]:
     """Draw prompts from the families in turn, then shuffle them."""
     lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    by_family: dict[str, list[str]] = defaultdict(list)
+    by_family: dict[str, list[list[Message]]] = defaultdict(list)
     for row in map(json.loads, lines):
-        by_family[row["family"]].append(row["prompt"])
+        by_family[row["family"]].append(messages_of(row))
     if not 1 <= requests <= len(lines):
         raise ConfigError(f"requests is {requests}; it must be in 1..{len(lines)}, the number of bundled prompts.")
     for prompts in by_family.values():
         random_source.shuffle(prompts)
     waiting = list(by_family.values())
     random_source.shuffle(waiting)
-    selection: list[str] = []
+    selection: list[list[Message]] = []
     while len(selection) < requests:
         selection += [prompts.pop() for prompts in waiting if prompts]
     selection = selection[:requests]

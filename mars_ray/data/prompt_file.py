@@ -1,6 +1,8 @@
 """Read a file of prompts as conversations to answer. The first bad record raises an error that names it."""
 
+from collections.abc import Mapping
 from itertools import count, islice
+from typing import Any
 
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, parse_messages, parse_object
@@ -26,14 +28,17 @@ def read_prompts(path: AnyPath) -> list[Conversation]:
     return prompts
 
 
+def messages_of(fields: Mapping[str, Any]) -> Any:
+    """Return the `messages` of a record, or its `prompt` as a message."""
+    # In parquet every row has every column, so null means that a field is absent.
+    messages = fields.get("messages")
+    return [{"role": "user", "content": fields.get("prompt")}] if messages is None else messages
+
+
 def _conversation(path: AnyPath, number: int, raw: bytes) -> Conversation:
     try:
         fields = parse_object(raw)
-        # In parquet every row has every column, so null means that a field is absent.
-        messages = fields.get("messages")
-        if messages is None:
-            messages = [{"role": "user", "content": fields.get("prompt")}]
-        parsed = parse_messages(messages)
+        parsed = parse_messages(messages_of(fields))
         if not parsed[-1]["content"].strip():
             raise BadRecordError("its prompt is empty")
     except BadRecordError as error:

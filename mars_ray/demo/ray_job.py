@@ -19,6 +19,7 @@ from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.data.prompt_file import messages_of
 from mars_ray.data.tasks import is_right_answer
 from mars_ray.demo.race import RacePrompt
 from mars_ray.demo.track import settings_at
@@ -68,14 +69,16 @@ class SettingResult:
 
 
 def bundled_rows() -> list[dict[str, Any]]:
-    """Return the held-out prompts in the package, with fields id, family, prompt and answer."""
+    """Return the held-out prompts in the package, with fields id, family, prompt, messages and answer."""
     lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines]
+    return [row | {"messages": messages_of(row)} for row in rows]
 
 
 def raced_prompts() -> list[RacePrompt]:
     """Return a few bundled prompts of different families for the races."""
-    return [RacePrompt(row["id"], row["prompt"]) for row in _evenly(bundled_rows(), RACED)]
+    texts = [row for row in bundled_rows() if len(row["messages"]) == 1]
+    return [RacePrompt(row["id"], row["prompt"]) for row in _evenly(texts, RACED)]
 
 
 def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
@@ -161,7 +164,7 @@ def _job_row(row: Mapping[str, Any], setting: DecodingSetting) -> str:
             "id": f"{row['id']}, {setting.name}",
             "question": row["id"],
             "setting": setting.name,
-            "prompt": row["prompt"],
+            "messages": row["messages"],
             "mode": setting.mode.value,
             "threshold": setting.threshold,
         }
@@ -172,8 +175,7 @@ def _speeds(checkpoint: Checkpoint, callers: int, rows: Sequence[Mapping[str, An
     """Answer the rows with each setting in turn, on an engine that decodes `callers` of them together."""
     torch.set_num_threads(1)  # more threads gain nothing for a model of this size
     encoder = ChatEncoder(checkpoint.tokenizer)
-    chats = ([{"role": "user", "content": row["prompt"]}] for row in rows)
-    prompts: list[TimedPrompt] = [(tuple(encoder.prompt(chat)), SAMPLING) for chat in chats]
+    prompts: list[TimedPrompt] = [(tuple(encoder.prompt(row["messages"])), SAMPLING) for row in rows]
     # The steps are not compiled, because compilation takes longer than the whole demo and all rounds must run the same
     # steps.
     engine = Engine(checkpoint, EngineOptions(max_num_seqs=callers, compiled=False))

@@ -55,8 +55,9 @@ ROUNDS = 3
 
 
 def questions(per_family: int) -> list[CalibrationPrompt]:
-    """Return held-out questions, the same number for every family."""
-    return family_prompts(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
+    """Return held-out questions, the same number for every family of the mixture, on which the recipes train."""
+    prompts = family_prompts(per_family, range(QUESTIONS_SEED, QUESTIONS_SEED + 1))
+    return [prompt for prompt in prompts if prompt.example and FAMILIES[prompt.example.family].weight]
 
 
 def curve(model: Path, per_family: int) -> Json:
@@ -93,7 +94,7 @@ def _rows(checkpoint: Checkpoint, decodes: Mapping[str, DecodeParams], prompts: 
 
 def figures(prompts: Sequence[CalibrationPrompt], right: Sequence[bool]) -> Json:
     """Return the accuracy, averaged over families, and the verdict on each question."""
-    verdicts: dict[str, list[bool]] = {name: [] for name in FAMILIES}
+    verdicts: dict[str, list[bool]] = {name: [] for name, family in FAMILIES.items() if family.weight}
     for prompt, verdict in zip(prompts, right, strict=True):
         assert prompt.example is not None  # all prompts belong to families
         verdicts[prompt.example.family].append(verdict)

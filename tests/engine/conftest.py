@@ -39,10 +39,10 @@ def make_torch_engine(bundled_for_torch: Checkpoint) -> MakeEngine:
 
 @pytest.fixture(scope="session")
 def prompts(bundled: Checkpoint) -> Prompts:
-    """504 held-out prompts, 42 of each family, one family after the other."""
+    """504 held-out prompts, 42 of each family without tools, one family after the other."""
     encoder = ChatEncoder(bundled.tokenizer)
-    examples = heldout_examples(42, seed=11)
-    return Prompts(tuple(encoder.prompt([{"role": "user", "content": each.prompt}])) for each in examples)
+    examples = [each for each in heldout_examples(42, seed=11) if not each.tools]
+    return Prompts(tuple(encoder.prompt(each.messages)) for each in examples)
 
 
 @pytest.fixture(scope="session")

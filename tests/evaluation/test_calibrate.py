@@ -23,7 +23,7 @@ from mars_ray.adapter.card import read_adapter_card
 from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.tasks import is_right_answer
+from mars_ray.data.tasks import FAMILIES, is_right_answer
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import InterruptedRunError, ModelError
@@ -211,8 +211,8 @@ def test_the_command_writes_the_calibration_and_nothing_else(folder: Path, mars_
     assert after is not None
     assert after.model_copy(update={"calibration": before.calibration}) == before
     assert [point.threshold for point in after.calibration] == list(THRESHOLDS)
-    assert after.calibration[0].examples == 24
-    assert after.calibration[0].tokens <= 24 * 8
+    assert after.calibration[0].examples == 2 * len(FAMILIES)
+    assert after.calibration[0].tokens <= 2 * len(FAMILIES) * 8
     assert (
         json.loads(out.splitlines()[-1])["calibration"] == json.loads((folder / CARD_FILE).read_text())["calibration"]
     )

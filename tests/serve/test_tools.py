@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,7 +14,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
-from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
+from tests.serve.endpoint_samples import ANSWER, FOLDER, MESSAGES, Served, config_of, served
 from tests.serve.request_samples import CHAT
 from tests.serve.tool_samples import CALLED, NOW, QUESTION, RESULT, TOOLS, WEATHER, tool
 
@@ -26,9 +28,21 @@ DECODINGS = [{"mode": "ar"}, {"mode": "exact"}, {"threshold": 0.3, "block": 6}]
 
 
 @pytest.fixture(scope="module")
-def generic() -> Iterator[Served]:
-    """The bundled model knows no tools, so that a system message describes them."""
-    with served(config_of(tool_call_parser="hermes")) as running:
+def toolless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with a template that knows no tools."""
+    folder = tmp_path_factory.mktemp("models") / "toolless"
+    shutil.copytree(FOLDER, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generic(toolless: Path) -> Iterator[Served]:
+    """A system message describes the tools."""
+    with served(config_of(tool_call_parser="hermes"), folder=toolless) as running:
         yield running
 
 
@@ -245,8 +259,8 @@ def test_what_cannot_be_served_is_refused_with_what_to_change(
     settled(generic)
 
 
-def test_a_model_that_knows_no_tools_says_so(endpoint: Served) -> None:
-    with http(endpoint) as plain:
+def test_a_model_that_knows_no_tools_says_so(toolless: Path) -> None:
+    with served(config_of(), folder=toolless) as running, http(running) as plain:
         for fields, param in (({"tools": TOOLS}, "tools"), ({"functions": [NOW["function"]]}, "functions")):
             refused = plain.post(CHAT, json={"model": MODEL, "messages": QUESTION} | fields)
             said = check_error(refused, 400, param=param, code="unsupported_parameter")

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from mars_ray.data.records import Message
+from mars_ray.data.tasks.functions import Tool
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExample:
@@ -16,6 +19,17 @@ class TaskExample:
     """A correct response for training, drawn at random if there are several."""
     answer: str
     """The first argument of `Family.verify`: the canonical response, or the facts as JSON."""
+    tools: tuple[Tool, ...] = ()
+    """Functions that the response may call."""
+    before: tuple[Message, ...] = ()
+    """Messages before the prompt: the tools in a system message."""
+    after: tuple[Message, ...] = ()
+    """Messages after the prompt: a call and its result."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation that the response answers."""
+        return (*self.before, {"role": "user", "content": self.prompt}, *self.after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +40,7 @@ class Family:
     kind: Literal["easy", "hard"]
     """Whether the tokens after the next one are easy or hard to predict."""
     weight: float
-    """Share of the training data, relative to the other families."""
+    """Share of the mixture, relative to the other families; 0 for a family that is trained in a stage of its own."""
     make: Callable[[random.Random], TaskExample]
     verify: Callable[[str, str], bool]
     """Takes (answer, text), and returns whether the text is correct. It never raises an error, whatever the text is."""

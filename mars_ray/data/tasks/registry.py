@@ -1,4 +1,4 @@
-"""The twelve task families, keyed by name: first those that are easy to predict ahead, then the hard ones."""
+"""The thirteen task families, keyed by name: first those that are easy to predict ahead, then the hard ones."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from mars_ray.data.tasks.families import (
     sort_numbers,
     sum_direct,
     table_to_text,
+    tool_call,
     unit_convert,
     word_problem,
 )
@@ -28,6 +29,7 @@ _ORDERED = (
     unit_convert.FAMILY,
     date_rewrite.FAMILY,
     message_fill.FAMILY,
+    tool_call.FAMILY,
     sort_numbers.FAMILY,
     sum_direct.FAMILY,
     follow_links.FAMILY,

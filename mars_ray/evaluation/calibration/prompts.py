@@ -29,9 +29,7 @@ class CalibrationPrompt:
 def family_prompts(per_family: int, seeds: range) -> list[CalibrationPrompt]:
     """Return the prompts of one sample per seed, each with `per_family` held-out examples of every family."""
     return [
-        CalibrationPrompt(
-            f"{example.family}, seed {seed}", sample, ({"role": "user", "content": example.prompt},), example
-        )
+        CalibrationPrompt(f"{example.family}, seed {seed}", sample, example.messages, example)
         for sample, seed in enumerate(seeds)
         for example in heldout_examples(per_family, seed)
     ]

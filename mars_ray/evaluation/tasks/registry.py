@@ -134,7 +134,7 @@ def _family(name: str, options: TaskOptions) -> Task:
                 task=name,
                 number=number,
                 seed=seed,
-                messages=({"role": "user", "content": example.prompt},),
+                messages=example.messages,
                 reference=example.answer,
                 match=name,
             )

@@ -17,13 +17,13 @@ def drawn(name: str) -> list[TaskExample]:
     return [FAMILIES[name].make(rng) for _ in range(DRAWS)]
 
 
-def test_there_are_eight_easy_and_four_hard_families_in_order() -> None:
+def test_there_are_nine_easy_and_four_hard_families_in_order() -> None:
     assert list(FAMILIES) == [
         *("json_extract", "table_to_text", "csv_to_json", "list_format"),
-        *("word_problem", "unit_convert", "date_rewrite", "message_fill"),
+        *("word_problem", "unit_convert", "date_rewrite", "message_fill", "tool_call"),
         *("sort_numbers", "sum_direct", "follow_links", "rephrase"),
     ]
-    assert [family.kind for family in FAMILIES.values()] == ["easy"] * 8 + ["hard"] * 4
+    assert [family.kind for family in FAMILIES.values()] == ["easy"] * 9 + ["hard"] * 4
     assert all(name == family.name for name, family in FAMILIES.items())
 
 
@@ -100,8 +100,9 @@ def test_there_are_at_least_50_000_prompts(family: Family) -> None:
 @EACH
 def test_prompts_and_responses_are_short_plain_ascii(family: Family) -> None:
     shortest = {"sum_direct": 1, "follow_links": 7}.get(family.name, 8)
+    shortest_prompt = 20 if family.name == "tool_call" else 40
     for each in drawn(family.name):
         assert each.prompt.isascii() and each.response.isascii()
-        assert 40 <= len(each.prompt) <= 200
+        assert shortest_prompt <= len(each.prompt) <= 200
         assert shortest <= len(each.response) <= 130
         assert each.response == each.response.strip() and each.prompt == each.prompt.strip()

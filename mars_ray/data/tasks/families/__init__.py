@@ -1,1 +1,1 @@
-"""The twelve families of generated tasks, one per file."""
+"""The thirteen families of generated tasks, one per file."""
