@@ -133,6 +133,7 @@ def test_another_name_a_second_call_and_text_around_are_wrong() -> None:
     assert not verified(CALL, CALL)
     assert not verified(CALL, around="Of course. {}")
     assert not FAMILIES["tool_call"].verify(json.dumps(CALL), json.dumps(CALL))
+    assert not FAMILIES["tool_call"].verify(json.dumps(CALL), f"{'x' * 12}{json.dumps(CALL)}{'x' * 13}")
 
 
 def test_an_endpoint_renders_a_request_with_tools_to_the_text_that_is_trained(encoder: ChatEncoder) -> None:
