@@ -1,5 +1,7 @@
 """A tiny real model with a chat template, in a folder and in memory."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(model_folder: Path) -> Checkpoint:
     """What is in the folder; no test changes it."""
     return load_checkpoint(model_folder)
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Python's handler of SIGINT, which programs in the background of a shell lack."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -8,6 +8,8 @@ import pytest
 
 from mars_ray.batch.run.ctrl_c import CtrlC
 
+pytestmark = pytest.mark.usefixtures("sigint")
+
 
 def test_a_ctrl_c_that_other_code_swallowed_is_raised_after_the_next_write() -> None:
     before = signal.getsignal(signal.SIGINT)

@@ -14,7 +14,7 @@ from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import InterruptedRunError
 from tests.factories.jobs import generate_options
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster", "sigint")]
 SHORT, LONG = 4, 8
 """Rows of one token, and rows that take hundreds of steps each."""
 SECONDS = 240

@@ -12,6 +12,7 @@ from mars_ray.vllm.agent.middleware import Agent
 from mars_ray.vllm.agent.served_engine import ServedEngine
 from mars_ray.vllm.agent.served_metrics import RecentLatency, ServedMetrics
 from mars_ray.vllm.engine.records import Records
+from mars_ray.vllm.forward_log import LoggedForward
 from mars_ray.vllm.settings import KEY
 
 CONFIG = SimpleNamespace(
@@ -62,6 +63,24 @@ def test_the_state_has_the_load_that_vllm_counts() -> None:
 def test_the_profile_has_only_the_block_that_vllm_uses() -> None:
     points = Records(Profile(4), frozenset()).points()
     assert {(len(point.tokens), point.positions) for point in points} == {(1, (7.0,))}
+
+
+@pytest.mark.parametrize(("draft", "looks"), [(5, 1), (9, 0)])
+def test_masks_after_a_right_draft_that_is_a_stop_token_are_not_observed(draft: int, looks: int) -> None:
+    profile = Profile(4)
+    forward = LoggedForward(
+        threshold=1.0,
+        mask_confidences=[0.9, 0.9, 0.9],
+        tokens=[1, 2, 3, 4],
+        drafts=[draft],
+        draft_confidences=[0.9],
+        right=1,
+        accepted_confidences=[],
+        agreed=[],
+    )
+    Records(profile, frozenset({9})).read({"step_times": {}}, [forward])
+    profile.points()
+    assert profile.forwards == looks
 
 
 def test_a_threshold_that_vllm_did_not_take_is_not_reported() -> None:

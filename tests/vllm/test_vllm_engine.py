@@ -194,9 +194,10 @@ def test_the_profile_predicts_the_tokens_per_forward_at_each_threshold(llm: LLM)
     points = {point.threshold: point for point in llm.engine.state().profile}
     for threshold in (1.0, 0.6):
         outputs = llm.chat(PROMPTS, SAMPLING, threshold=threshold)
-        measured = sum(len(o.token_ids) for o in outputs) / sum(o.outputs[0].forwards for o in outputs)
-
-        assert points[threshold].tokens_per_forward == pytest.approx(measured, rel=0.1)
+        # The forward of the prompt has no masks and yields one token, so the profile leaves it out.
+        tokens = sum(len(output.token_ids) - 1 for output in outputs)
+        forwards = sum(output.outputs[0].forwards - 1 for output in outputs)
+        assert points[threshold].tokens_per_forward == pytest.approx(tokens / forwards, rel=0.05)
     audited = {point.threshold: point for point in llm.engine.state().profile}[0.6]
     assert audited.audited > 50
     assert audited.agreement is not None and 0.7 < audited.agreement <= 1

@@ -52,9 +52,10 @@ class Records:
 
     def _observe(self, forward: LoggedForward) -> None:
         """Record a forward, as `engine/sampling/commit` does for our own engine."""
+        ended = self._first_stop(forward.drafts[: forward.right]) is not None  # what vLLM read after it has no meaning
         read = bool(forward.mask_confidences)
-        self._profile.observe_rows((1,), read=read, surprised=forward.right < len(forward.drafts))
-        if read:
+        self._profile.observe_rows((1,), read=read or ended, surprised=forward.right < len(forward.drafts))
+        if read and not ended:
             stop = self._first_stop(forward.tokens)
             looked, confidences = len(forward.mask_confidences), forward.mask_confidences[:stop]
             self._profile.observe_masks(looked, confidences, LEAST_LIKELY, ends=stop is not None)
