@@ -106,7 +106,7 @@ class AsyncLLM:
         if not tools:
             encoded = encode_conversation(self.tokenizer, messages)
             return await self._answer(self._request(encoded, sampling_params, threshold, mode, schema))
-        prompt = plan_with_tools(self.tokenizer, messages, tools, tool_choice)
+        [prompt] = plan_with_tools(self.tokenizer, [messages], tools, tool_choice)
         request = self._request(tuple(prompt.ids), sampling_params, threshold, mode, schema, [prompt.plan])
         return await self._answer(request, prompt.plan)
 

@@ -110,7 +110,7 @@ class LLM:
         if not tools:
             encoded = [encode_conversation(self.tokenizer, conversation) for conversation in conversations]
             return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
-        prompts = [plan_with_tools(self.tokenizer, conversation, tools, tool_choice) for conversation in conversations]
+        prompts = plan_with_tools(self.tokenizer, conversations, tools, tool_choice)
         encoded = [tuple(prompt.ids) for prompt in prompts]
         plans = [prompt.plan for prompt in prompts]
         return self._answer(encoded, sampling_params, threshold, mode, schema, progress, plans)

@@ -8,7 +8,7 @@ from mars_ray.engine.chunk import Chunk, FinishReason, TokenLogprobs
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.chat_prompts import FunctionCall, PartedAnswer, parted_answer
+from mars_ray.openai_api.parted_answer import FunctionCall, PartedAnswer, parted_answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,14 +60,15 @@ def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conver
 
 
 def plan_with_tools(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, tools: Tools, tool_choice: ToolChoice
-) -> ChatPrompt:
-    """Return the prompt of a conversation with tools, and the plan of its answers.
+    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], tools: Tools, tool_choice: ToolChoice
+) -> list[ChatPrompt]:
+    """Return the prompt of each conversation with these tools, and the plan of its answers.
 
     Raises the errors of `encode_conversation`, and `RequestError` for tools that the model cannot be given.
     """
     fields = {"tools": list(tools), "tool_choice": tool_choice}
-    return ChatPrompts(tokenizer).with_tools(list(_messages(conversation)), fields)
+    prompts = ChatPrompts(tokenizer)
+    return [prompts.with_tools(list(_messages(conversation)), fields) for conversation in conversations]
 
 
 def make_requests(

@@ -23,6 +23,7 @@ from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.call_parser import AnswerPart, CallPart, ContentPart, ReasoningPart
 from mars_ray.openai_api.conversation import call_id
 from mars_ray.openai_api.deltas import ChoiceFinishReason
+from mars_ray.openai_api.parted_answer import joined
 
 
 class ChoiceParts:
@@ -50,22 +51,12 @@ class ChoiceParts:
 
     def message(self, parts: Iterable[AnswerPart]) -> ChatCompletionMessage:
         """Return the message of all parts."""
-        content = ""
-        reasoning = ""
-        calls: list[Function] = []
-        for part in parts:
-            match part:
-                case ContentPart(text):
-                    content += text
-                case ReasoningPart(text):
-                    reasoning += text
-                case CallPart(_, arguments, str(name)):
-                    calls.append(Function(name=name, arguments=arguments))
-                case CallPart(_, arguments):
-                    calls[-1].arguments += arguments
-        message = ChatCompletionMessage(role="assistant", content=content or (None if calls else ""), refusal=None)
+        answer = joined(parts)
+        calls = [Function(name=call.name, arguments=call.arguments) for call in answer.tool_calls]
+        content = answer.content or (None if calls else "")
+        message = ChatCompletionMessage(role="assistant", content=content, refusal=None)
         if self._plan.reasoning:
-            message = message.model_copy(update={"reasoning_content": reasoning or None})
+            message = message.model_copy(update={"reasoning_content": answer.reasoning_content or None})
         if calls and self._legacy:
             message.function_call = FunctionCall(name=calls[0].name, arguments=calls[0].arguments)
         elif calls:

@@ -1,12 +1,11 @@
-"""Render chat requests for one model outside an endpoint, and part their answers.
+"""Render chat requests for one model outside an endpoint.
 
 In:    checked chat requests, or messages and tools as OpenAI's API takes them.
-Out:   token ids and the plan of the answer; content, reasoning and tool calls of its text.
-Never: loses text of an answer.
+Out:   token ids, and the plan of the answer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +17,6 @@ from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.call_format import answer_format, ends_in_reasoning, markers_of
-from mars_ray.openai_api.call_parser import CallPart, ContentPart, ReasoningPart
 from mars_ray.openai_api.chat_messages import text_of
 from mars_ray.openai_api.conversation import conversation
 from mars_ray.openai_api.protocol import ChatCompletionRequest
@@ -28,24 +26,6 @@ from mars_ray.openai_api.validation_errors import validation_error
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Fields of a chat request that concern tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
-    """A call of a tool that an answer holds."""
-
-    name: str
-    arguments: str
-    """The arguments, a JSON object as text."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartedAnswer:
-    """The parts of the text of an answer."""
-
-    content: str
-    reasoning_content: str = ""
-    tool_calls: list[FunctionCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +75,3 @@ def sampling_with_plan(sampling: SamplingParams, plan: AnswerPlan) -> SamplingPa
     if sampling.grammar is not None:
         raise RequestError("there are tools and a schema or another grammar; give only one of the two.")
     return replace(sampling, grammar=plan.grammar, skip_special_tokens=plan.skip_special_tokens)
-
-
-def parted_answer(plan: AnswerPlan, text: str) -> PartedAnswer:
-    """Return the parts of an answer."""
-    parser = plan.parser()
-    content = reasoning = ""
-    calls: dict[int, FunctionCall] = {}
-    for part in (*parser.push(text), *parser.finish()):
-        match part:
-            case ContentPart():
-                content += part.text
-            case ReasoningPart():
-                reasoning += part.text
-            case CallPart():
-                call = calls.get(part.index, FunctionCall(part.name or "", ""))
-                calls[part.index] = replace(call, arguments=call.arguments + part.arguments)
-    return PartedAnswer(content, reasoning, list(calls.values()))

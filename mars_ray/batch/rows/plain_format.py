@@ -14,14 +14,15 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.batch.rows.columns import kept_name
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
-from mars_ray.batch.rows.row_options import decode_of, sampling_of
+from mars_ray.batch.rows.row_options import decode_of, present, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
 from mars_ray.data.records import Message, parse_messages
 from mars_ray.engine.chunk import Chunk, TokenLogprobs
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.chat_prompts import TOOL_FIELDS, ChatPrompts, parted_answer, sampling_with_plan
+from mars_ray.openai_api.chat_prompts import TOOL_FIELDS, ChatPrompts, sampling_with_plan
+from mars_ray.openai_api.parted_answer import parted_answer
 
 plain_id = partial(own_id, column="id")
 """Return the row's own id, or None if it is missing or unusable."""
@@ -112,8 +113,7 @@ class PlainFormat:
             messages = _raw_messages(columns, self._settings.prompt_column)
         else:
             messages = _user_message(self._template.fill(columns))
-        fields = {name: columns[name] for name in TOOL_FIELDS if columns.get(name) is not None}
-        prompt = self._chat_prompts.with_tools(messages, fields)
+        prompt = self._chat_prompts.with_tools(messages, present(columns, *TOOL_FIELDS))
         sampling = sampling_with_plan(sampling, prompt.plan)
         request = Request(id=id, prompt=tuple(prompt.ids), sampling=sampling, decode=decode)
         return ParsedRow(id=id, request=request, prompt_text=prompt.text, columns=columns, plan=prompt.plan)

@@ -34,7 +34,7 @@ PARAMETERS = frozenset(
 
 def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingParams:
     """Return the sampling parameters of a row. Raises `RequestError` for an unknown parameter or a bad value."""
-    options = _present(columns, *COLUMNS) | sampling_options(columns.get("sampling"))
+    options = present(columns, *COLUMNS) | sampling_options(columns.get("sampling"))
     for name in INTEGERS:
         value = options.get(name)
         if isinstance(value, float) and value.is_integer():  # an integer column with nulls may be stored as floats
@@ -60,7 +60,7 @@ def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingPa
 
 def decode_of(columns: JsonRecord, job: DecodeParams) -> DecodeParams:
     """Return the decoding parameters of a row. Raises `RequestError` for values out of range."""
-    options = _present(columns, "threshold", "mode")
+    options = present(columns, "threshold", "mode")
     if options.get("mode") in list(Mode):
         options["mode"] = Mode(options["mode"])
     if "threshold" in options:
@@ -68,7 +68,8 @@ def decode_of(columns: JsonRecord, job: DecodeParams) -> DecodeParams:
     return replace(job, **options)
 
 
-def _present(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def present(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the columns with these names that are not null."""
     return {name: columns[name] for name in names if columns.get(name) is not None}
 
 
@@ -82,7 +83,7 @@ def sampling_options(sampling: Any) -> dict[str, Any]:
         raise RequestError(
             f"sampling has the unknown parameter {unknown[0]!r}; the known ones are {', '.join(sorted(PARAMETERS))}."
         )
-    return _present(sampling, *PARAMETERS)
+    return present(sampling, *PARAMETERS)
 
 
 def _stop_ids(ids: Any) -> frozenset[int]:
