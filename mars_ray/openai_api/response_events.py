@@ -138,7 +138,7 @@ class ResponseObjectBuilder:
                 yield self._place("response.function_call_arguments.delta", delta=call.function.arguments)
 
     def _write(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[ResponseEvent]:
-        """Add text to a message or to reasoning, which begins unless it is being written."""
+        """Add text to the item that is being written. An item of another kind is closed, and a new one begins."""
         part = "output_text" if kind == "message" else "reasoning_text"
         if not self._open or self._items[-1].type != kind:
             yield from self._close()

@@ -189,11 +189,6 @@ class TextOptions(RequestBody):
     """Accepted without effect, as in chat completions: a style that only models trained for it follow."""
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return an object without its fields that are null, and any other value as it is."""
-    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
-
-
 def _supported(include: Any) -> Any:
     """Return the field `include`. Raises an `ApiError` for a value that is not supported."""
     for value in include if isinstance(include, list) else ():
@@ -240,7 +235,7 @@ class ResponsesRequest(RequestBody):
         if kept.get("input") == []:
             raise ApiError.bad_request("input is empty; give a text or at least one item.", "input")
         for name in RESPONSES_NEUTRAL.keys() & kept.keys():
-            if _without_nulls(kept.pop(name)) not in RESPONSES_NEUTRAL[name]:
+            if kept.pop(name) not in RESPONSES_NEUTRAL[name]:
                 raise ApiError.bad_request(
                     f"{name} is not supported by this server; leave it out.", name, "unsupported_parameter"
                 )

@@ -149,7 +149,7 @@ class Endpoint:
         make_builder: MakeBuilder,
         keep: Keep | None = None,
     ) -> Response:
-        """Answer a conversation with the objects of a builder and the id of the response."""
+        """Answer a conversation. The builder makes a response with this id, which `keep` gets before it is sent."""
         model = await self.check_model(body.model)
         check_limits(body, self.limits)
         exchange = Exchange.of(http.scope)

@@ -97,7 +97,7 @@ def _signature(tool: Tool) -> str:
 
 
 def _request(function: CatalogFunction, rng: random.Random) -> tuple[str, dict[str, Value]]:
-    """Return a request, and the value of each parameter that stands in it."""
+    """Return the text of a request, and the values of the parameters that it mentions."""
     drawn = {key: rng.choice(PARAMETERS[key].values) for key in function.parameters}
     request = rng.choice(function.requests)
     values = {key: value for key, value in drawn.items() if "{" + key + "}" in request}
