@@ -5,7 +5,7 @@ A step is skipped if its result exists, so the same command resumes a stopped ru
 1. write training and held-out examples of the task families;
 2. train a tokenizer on them, create a small Qwen2 with random weights, and train it autoregressively (bundled_ar.yaml);
 3. fine-tune this model with MARS (bundled_mars.yaml);
-4. continue this training on a mixture with tool calls (bundled_tools.yaml);
+4. continue this training twice, on a mixture with tool calls (bundled_tools_1.yaml, bundled_tools_2.yaml);
 5. calibrate both models on held-out examples, the MARS model in bfloat16 and at every threshold;
 6. replace mars_ray/assets/bundled by the MARS model with its card, and write the prompts of the demo next to it.
 """
@@ -13,7 +13,7 @@ A step is skipped if its result exists, so the same command resumes a stopped ru
 import json
 import random
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,10 @@ SEED = 2026
 TRAIN_EXAMPLES = 230_000
 MADE_UP_SHARE = 0.5
 """Share of the training examples with made-up words, so that the model can copy words outside the families' lexicon."""
-TOOL_EXAMPLES = 30_000
-"""Number of training examples of the last stage."""
-TOOL_SHARE = 0.45
-"""Share of tool calls in the last stage."""
+TOOL_EXAMPLES = 48_000
+"""Number of training examples of each half of step 4."""
+TOOL_SHARE = 0.4
+"""Share of tool calls in step 4. A lower share would train fewer calls, a higher one forgets the other families."""
 HELDOUT_EXAMPLES = 2_000
 """Number of held-out examples measured during training; the card uses different ones."""
 DEMO_PER_FAMILY = 20
@@ -98,12 +98,12 @@ def main() -> None:
     write_examples(WORK / "train_mars.jsonl", islice(training_examples(spliced), TRAIN_EXAMPLES // 2))
     mars = read_config(HERE / "bundled_mars.yaml")
     train(mars)
+    models = [RunFolder(mars.output).model_here(), *tool_calling_models()]
     in_bfloat16 = WORK / "bundled_tools"
     if not in_bfloat16.exists():
-        save_checkpoint(load_checkpoint(tool_calling_model()), in_bfloat16, dtype=torch.bfloat16)
-    mars_card = read_card(RunFolder(mars.output).model_here())
-    assert mars_card is not None  # the training has written it
-    publish(in_bfloat16, calibrated(in_bfloat16, THRESHOLDS), mars_card, before=calibrated(ar_model, (1.0,)))
+        save_checkpoint(load_checkpoint(models[-1]), in_bfloat16, dtype=torch.bfloat16)
+    calibrated(in_bfloat16, THRESHOLDS)
+    publish(in_bfloat16, [trained_card(model) for model in models], before=calibrated(ar_model, (1.0,)))
 
 
 def autoregressive_model() -> Path:
@@ -116,15 +116,17 @@ def autoregressive_model() -> Path:
     return RunFolder(ar.output).model_here()
 
 
-def tool_calling_model() -> Path:
-    """Run the fourth step and return the model."""
-    others = training_examples(spliced)
-    write_examples(WORK / "train_tools.jsonl", islice(with_tool_calls(others, "train"), TOOL_EXAMPLES))
+def tool_calling_models() -> Iterator[Path]:
+    """Run the fourth step and yield the model after each half."""
     heldout = mixture("heldout", SEED)
     write_examples(WORK / "heldout_tools.jsonl", islice(with_tool_calls(heldout, "heldout"), HELDOUT_EXAMPLES))
-    tools = read_config(HERE / "bundled_tools.yaml")
-    train(tools)
-    return RunFolder(tools.output).model_here()
+    for half in (1, 2):
+        mixed = with_tool_calls(training_examples(spliced), "train")
+        some = islice(mixed, (half - 1) * TOOL_EXAMPLES, half * TOOL_EXAMPLES)
+        write_examples(WORK / f"train_tools_{half}.jsonl", some)
+        tools = read_config(HERE / f"bundled_tools_{half}.yaml")
+        train(tools)
+        yield RunFolder(tools.output).model_here()
 
 
 def training_examples(make_word: MakeWord) -> Iterator[TaskExample]:
@@ -212,16 +214,21 @@ def make_tokenizer() -> PreTrainedTokenizerBase:
 
 def calibrated(model: Path, thresholds: tuple[float, ...]) -> Card:
     """Return the card of `model`; calibrate the model first if needed."""
-    card = read_card(model)
-    assert card is not None  # the training has written it
-    if not card.calibration:
+    if not trained_card(model).calibration:
         calibrate(model, CalibrateOptions(thresholds=thresholds))
-    return read_card(model) or card
+    return trained_card(model)
 
 
-def publish(model: Path, card: Card, mars_card: Card, before: Card) -> None:
-    """Write the model, its README and the demo's prompts to the assets; the other cards are those of the MARS model and
-    of the AR model, from which training went on."""
+def trained_card(model: Path) -> Card:
+    """Return the card that training has written."""
+    card = read_card(model)
+    assert card is not None
+    return card
+
+
+def publish(model: Path, mars_cards: Sequence[Card], before: Card) -> None:
+    """Write the model, its README and the demo's prompts to the assets. `mars_cards` are the cards after each training
+    with MARS, and `before` is the card of the AR model, from which they went on."""
     checkpoint = load_checkpoint(model, dtype=torch.bfloat16)
     target = ASSETS / "bundled"
     shutil.rmtree(target, ignore_errors=True)
@@ -229,8 +236,8 @@ def publish(model: Path, card: Card, mars_card: Card, before: Card) -> None:
     checkpoint.network.generation_config.do_sample = False
     save_checkpoint(checkpoint, target)
     text = card_text(
-        card,
-        mars_card,
+        trained_card(model),
+        mars_cards,
         before,
         parameters=checkpoint.network.num_parameters(),
         file_bytes=(target / "model.safetensors").stat().st_size,

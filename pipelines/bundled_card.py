@@ -15,7 +15,7 @@ It knows nothing else: it answers prompts outside its families with nonsense.
 Made by `python -m pipelines.build_bundled_model` from this repository alone, with fixed seeds: {ar_steps:,} steps of
 autoregressive training from random weights ({ar_tokens:.1f} M tokens), then {mars_steps:,} steps of MARS
 ({mars_tokens:.1f} M tokens), both without tool calls, then {steps:,} steps of MARS on a mixture with tool calls
-({tokens:.1f} M tokens, block {block}, {objective}).
+({tokens:.1f} M tokens in two halves, block {block}, {objective}).
 Trained with {versions}.
 
 License: Apache-2.0, like the repository, which generates the training data.
@@ -32,8 +32,10 @@ ahead is verified.
 """
 
 
-def card_text(card: Card, mars_card: Card, before_card: Card, *, parameters: int, file_bytes: int) -> str:
-    """Return the README as Markdown; the other cards are those of the MARS model and the AR checkpoint before it."""
+def card_text(card: Card, mars_cards: Sequence[Card], before_card: Card, *, parameters: int, file_bytes: int) -> str:
+    """Return the README as Markdown. The other cards are those after each training with MARS, and of the AR checkpoint
+    before it."""
+    first_mars, *with_tools = mars_cards
     curve = card.calibration
     before = before_card.calibration[0]
     families = list(curve[0].by_family)
@@ -42,10 +44,10 @@ def card_text(card: Card, mars_card: Card, before_card: Card, *, parameters: int
         megabytes=file_bytes / 1e6,
         ar_steps=before_card.steps,
         ar_tokens=before_card.tokens / 1e6,
-        mars_steps=mars_card.steps,
-        mars_tokens=mars_card.tokens / 1e6,
-        steps=card.steps,
-        tokens=card.tokens / 1e6,
+        mars_steps=first_mars.steps,
+        mars_tokens=first_mars.tokens / 1e6,
+        steps=sum(half.steps for half in with_tools),
+        tokens=sum(half.tokens for half in with_tools) / 1e6,
         block=card.block,
         objective=", ".join(f"{name.replace('_', ' ')} {value}" for name, value in card.objective.items()),
         versions=", ".join(f"{name} {version}" for name, version in card.versions.items()),
