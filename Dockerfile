@@ -5,7 +5,8 @@
 # (debian:bookworm-slim@sha256:..., see `docker buildx imagetools inspect debian:bookworm-slim`).
 FROM debian:bookworm-slim
 
-# The engine compiles its kernels at its first start, for the processor of that machine.
+# The package is built with the engine's kernels for every processor of the image's architecture. Steps that run through
+# torch are compiled at the first start.
 # tini is the first process, and reaps orphaned processes.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv tini \
@@ -24,7 +25,7 @@ COPY constraints.txt ./
 # Large and rarely changing packages come first, in their own layer.
 RUN pip install --no-cache-dir --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX_URL" torch
 RUN pip install --no-cache-dir --constraint constraints.txt torch 'ray[data,serve,train]'
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY mars_ray ./mars_ray
 COPY serve_configs ./serve_configs
 RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir '.[abfs,gs,s3]'

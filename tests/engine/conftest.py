@@ -1,14 +1,34 @@
 """The bundled model: one network for engines, which replace its attention, and one for the oracle."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.grammar.matcher import Grammars
+from mars_ray.engine.kernels.families import VARIABLE, KernelError, supported_families
 from mars_ray.evaluation.calibration.prompts import heldout_examples
 from mars_ray.model.checkpoint import Checkpoint
 from tests.factories.engine import MakeEngine, Prompts, as_unknown, bundled_checkpoint, engine_of
+
+try:
+    SUPPORTED = [family.name for family in supported_families()]
+except KernelError:
+    SUPPORTED = []
+FAST = {*SUPPORTED[:1], *SUPPORTED[-1:]}
+"""The best family and the one with the fewest instructions; make test-slow tests those between them."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in SUPPORTED],
+)
+def family(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each family of kernels that this processor supports, chosen by the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, request.param)
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ def sequence_of(
     prompt: Iterable[int],
     output: Iterable[int] = (),
     *,
+    id: object = "a",
     decode: DecodeParams | None = None,
     stop_ids: Iterable[int] = (),
     seed: int = 0,
@@ -35,7 +36,7 @@ def sequence_of(
     **sampling: Any,
 ) -> Sequence:
     """A sequence that has read `prompt` and said `output`."""
-    asked = request("a", prompt, decode, service_class=service_class, **sampling)
+    asked = request(id, prompt, decode, service_class=service_class, **sampling)
     params = asked.sampling
     return Sequence(
         request=asked,

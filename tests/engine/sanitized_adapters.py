@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.kernels import build
+from mars_ray.engine.kernels import compiler
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
@@ -112,7 +112,7 @@ def wrong_adapters_are_refused(data: st.DataObject) -> None:
 
 
 if __name__ == "__main__":
-    build.FLAGS = (*build.FLAGS, *WATCHED)
+    compiler.FLAGS = (*compiler.FLAGS, *WATCHED)
     right_adapters_run_clean()
     wrong_adapters_are_refused()
     print("clean")

@@ -131,7 +131,7 @@ def test_masks_of_several_adapters_in_one_step_are_those_of_each_alone(kernels: 
     mixed = engine_of_several(kernels)
     mixed._cache.resize(4, 64)
     sequences = [
-        sequence_of([11 + number, 12, 13], slot=number, decode=DecodeParams(adapter=name))
+        sequence_of([11 + number, 12, 13], id=number, slot=number, decode=DecodeParams(adapter=name))
         for number, name in enumerate(("mlp", None, "wide", "mlp"))
     ]
     batch = [ScheduledSequence(sequence, 3, (4,)) for sequence in sequences]
@@ -140,7 +140,11 @@ def test_masks_of_several_adapters_in_one_step_are_those_of_each_alone(kernels: 
         packer = InputPacker(checkpoint.mask_id, 64, torch.device("cpu"), adapter_of)
         return engine._runner.run(packer.pack(batch, 4, audit=False)[0]).logits_MV
 
-    together = logits(mixed, mixed._adapters.of)
+    for sequence in sequences:
+        mixed._adapters.begin(sequence.request)
+    together = logits(mixed, mixed._adapters.number)
+    for sequence in sequences:
+        mixed._adapters.end(sequence.request.id)
     for number, sequence in enumerate(sequences):
         given = KINDS[sequence.request.decode.adapter]
         alone = logits(adapted_engine(kernels, given), lambda _: 0)

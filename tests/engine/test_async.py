@@ -3,21 +3,17 @@
 import asyncio
 import os
 import signal
-import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.engine.process.messages import EngineSpec, OrderSocket
-from mars_ray.engine.process.worker import serve_engine
+from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.errors import (
     EngineHungError,
@@ -29,24 +25,9 @@ from mars_ray.errors import (
     StepError,
 )
 from mars_ray.model.resolve import resolve_model
-from tests.factories.engine import MakeEngine, engine_spec, request, run
+from tests.factories.engine import MakeEngine, engine_spec, in_loop, request, run, serving
 
 FIXED = DecodeParams(threshold=0.9, block=8)
-
-
-@asynccontextmanager
-async def serving(engine: Engine, *, buffered_tokens: int = 2048) -> AsyncIterator[AsyncEngine]:
-    ours, theirs = socket.socketpair()
-    worker = threading.Thread(target=serve_engine, args=(engine, OrderSocket(theirs)))
-    worker.start()
-    front = AsyncEngine(ours, buffered_tokens=buffered_tokens)
-    await front.open()
-    try:
-        yield front
-    finally:
-        await front.close()
-        await asyncio.to_thread(worker.join)
-        theirs.close()
 
 
 async def read(front: AsyncEngine, asked: Request) -> list[Chunk]:
@@ -56,10 +37,6 @@ async def read(front: AsyncEngine, asked: Request) -> list[Chunk]:
 async def until_idle(front: AsyncEngine) -> None:
     while (state := await front.state()).running or state.waiting:
         pass
-
-
-def in_loop(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
 def spec(**options: Any) -> EngineSpec:

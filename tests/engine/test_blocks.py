@@ -55,18 +55,18 @@ def chosen(blocks: BlockChoice, sequences: list[Sequence], threshold: float = 0.
         return sequence.request.decode.acceptance(threshold)
 
     blocks.next_step(sequences, acceptance_of, (threshold,), 1000)
-    return [1 + blocks.masks_for(sequence, acceptance_of(sequence), 4096)[-1] for sequence in sequences]
+    return [1 + blocks.masks_for(sequence, acceptance_of(sequence), BLOCK, 4096)[-1] for sequence in sequences]
 
 
 def test_every_mask_is_fed_before_enough_is_learned_of_what_is_accepted() -> None:
     few = learned(Profile(BLOCK), UNSURE, forwards=CALIBRATED_FORWARDS - 1)
     few.points()
-    assert chosen(BlockChoice(few, proportional(), BLOCK), running()) == [BLOCK] * 3
+    assert chosen(BlockChoice(few, proportional()), running()) == [BLOCK] * 3
 
 
 def test_large_and_small_blocks_take_turns_before_step_times_are_known() -> None:
     times = StepTimeFit()
-    blocks = BlockChoice(learned(Profile(BLOCK), SURE), times, BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), SURE), times)
     assert [chosen(blocks, running(1)) for _ in range(6)] == [[3], [1], [6]] * 2
     for number in range(FIRST_FIT):
         positions = 1 + number % 5
@@ -75,19 +75,19 @@ def test_large_and_small_blocks_take_turns_before_step_times_are_known() -> None
 
 
 def test_no_mask_is_fed_where_each_position_costs_and_none_is_accepted() -> None:
-    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional())
     assert chosen(blocks, running()) == [1, 1, 1]
     assert blocks.chosen == 1
 
 
 def test_every_mask_is_fed_where_positions_are_free_and_masks_accepted() -> None:
-    blocks = BlockChoice(learned(Profile(BLOCK), SURE), timed(fixed_s=1e-2, position_s=0), BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), SURE), timed(fixed_s=1e-2, position_s=0))
     assert chosen(blocks, running()) == [BLOCK] * 3
 
 
 def test_masks_are_fed_as_far_as_they_are_accepted() -> None:
     profile = learned(Profile(BLOCK), [0.99, 0.99, 0.0, 0.0, 0.0])
-    assert chosen(BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK), running()) == [3, 3, 3]
+    assert chosen(BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4)), running()) == [3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -95,19 +95,19 @@ def test_masks_are_fed_as_far_as_they_are_accepted() -> None:
 )
 def test_the_choice_follows_the_threshold_in_force(own: float | None, engine: float, block: int) -> None:
     profile = of_use_only_where_accepted()
-    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4))
     assert chosen(blocks, running(threshold=own), threshold=engine) == [block] * 3
 
 
 def test_a_new_engine_threshold_is_a_new_choice_at_once() -> None:
     profile = of_use_only_where_accepted()
-    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4))
     assert chosen(blocks, running(), threshold=0.95) == [1] * 3
     assert chosen(blocks, running(), threshold=0.7) == [BLOCK] * 3
 
 
 def test_a_batch_that_doubles_or_the_first_after_none_is_a_new_choice_at_once() -> None:
-    blocks = BlockChoice(of_use_only_where_accepted(), timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    blocks = BlockChoice(of_use_only_where_accepted(), timed(fixed_s=1e-2, position_s=1e-4))
     assert chosen(blocks, running(), threshold=0.7) == [BLOCK] * 3
     assert chosen(blocks, running(6, threshold=0.95), threshold=0.7) == [1] * 6
     assert chosen(blocks, [], threshold=0.7) == []
@@ -116,14 +116,14 @@ def test_a_batch_that_doubles_or_the_first_after_none_is_a_new_choice_at_once() 
 
 def test_sequences_that_draft_nothing_have_no_say() -> None:
     profile = learned(Profile(BLOCK), UNSURE)
-    blocks = BlockChoice(profile, proportional(), BLOCK)
+    blocks = BlockChoice(profile, proportional())
     assert chosen(blocks, running(mode=Mode.AR)) == [1] * 3
     assert blocks.chosen == BLOCK, "unchanged"
     assert chosen(blocks, running() + running(mode=Mode.AR)) == [1] * 6
 
 
 def test_a_request_that_fixes_its_seed_gets_the_full_block_unless_drafts_are_verified() -> None:
-    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional())
     seeded = sequence_of([1])
     seeded.request = request("a", [1], seed=5)
     assert chosen(blocks, [*running(2), seeded]) == [1, 1, BLOCK]
@@ -135,13 +135,13 @@ def test_drafts_that_are_never_right_are_not_made_where_positions_cost() -> None
     for _ in range(2 * FOLD_FORWARDS):
         profile.observe_drafts(SURE, 0)
     profile.points()
-    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-3), BLOCK)
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-3))
     assert chosen(blocks, running(), threshold=1.0) == [1] * 3
     assert chosen(blocks, running(), threshold=0.9) == [BLOCK] * 3
 
 
 def test_trials_take_a_small_part_of_the_time_however_dear_masks_are() -> None:
-    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional())
     sequences, extra = running(2), 0
     for _ in range(10_000):
         extra += sum(chosen(blocks, sequences)) - len(sequences)
@@ -149,7 +149,7 @@ def test_trials_take_a_small_part_of_the_time_however_dear_masks_are() -> None:
 
 
 def test_now_and_then_each_sequence_in_turn_gets_the_full_block() -> None:
-    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), timed(fixed_s=1e-1, position_s=1e-4), BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), timed(fixed_s=1e-1, position_s=1e-4))
     sequences = running(3)
     steps = [chosen(blocks, sequences) for _ in range(3 * PROBE_EVERY)]
     probed = [step.index(BLOCK) for step in steps if BLOCK in step]
@@ -159,35 +159,35 @@ def test_now_and_then_each_sequence_in_turn_gets_the_full_block() -> None:
 
 def test_now_and_then_a_step_has_no_masks_and_more_often_where_that_might_be_better() -> None:
     profile = learned(Profile(BLOCK), SURE)
-    near = BlockChoice(profile, timed(fixed_s=1.5e-3, position_s=1e-3), BLOCK)
+    near = BlockChoice(profile, timed(fixed_s=1.5e-3, position_s=1e-3))
     steps = [chosen(near, running(1)) for _ in range(400)]
     assert near.chosen > 1 and steps.count([1]) == 400 // PROBE_EVERY
-    far = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    far = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4))
     assert 0 < [chosen(far, running(1)) for _ in range(400)].count([1]) < 400 // PROBE_EVERY / 4
 
 
 def test_now_and_then_a_step_has_masks_for_all_where_that_might_be_better() -> None:
     profile = learned(Profile(BLOCK), [0.95, *UNSURE[1:]])
-    near = BlockChoice(profile, timed(fixed_s=1e-3, position_s=1.2e-3), BLOCK)
+    near = BlockChoice(profile, timed(fixed_s=1e-3, position_s=1.2e-3))
     steps = [chosen(near, running()) for _ in range(400)]
     assert near.chosen == 1 and 4 <= steps.count([2, 2, 2]) <= 400 // PROBE_EVERY
 
 
 def test_what_any_masks_cost_is_a_reason_to_feed_none_and_not_to_feed_few() -> None:
     times = timed(fixed_s=1e-2, position_s=1e-5, masks_s=1.2e-2)
-    assert chosen(BlockChoice(learned(Profile(BLOCK), SURE), times, BLOCK), running(1)) == [BLOCK]
+    assert chosen(BlockChoice(learned(Profile(BLOCK), SURE), times), running(1)) == [BLOCK]
     one_is_sure = learned(Profile(BLOCK), [0.95, *UNSURE[1:]])
-    assert chosen(BlockChoice(one_is_sure, times, BLOCK), running(1)) == [1]
+    assert chosen(BlockChoice(one_is_sure, times), running(1)) == [1]
 
 
 def test_where_all_masks_are_fed_or_none_runs_there_is_no_probe() -> None:
-    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional(), BLOCK)
+    blocks = BlockChoice(learned(Profile(BLOCK), UNSURE), proportional())
     assert [chosen(blocks, []) for _ in range(2 * PROBE_EVERY)] == [[]] * (2 * PROBE_EVERY)
 
 
 def test_the_choice_is_made_anew_after_some_steps_as_more_is_learned() -> None:
     profile = learned(Profile(BLOCK), SURE)
-    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4), BLOCK)
+    blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4))
     sequences = running()
     assert chosen(blocks, sequences) == [BLOCK] * 3
     learned(profile, UNSURE, forwards=400 * FOLD_FORWARDS)

@@ -53,12 +53,14 @@ def test_what_was_accepted_at_masks_is_audited_by_what_one_token_at_a_time_says_
     make_engine: MakeEngine, prompts: list[tuple[int, ...]]
 ) -> None:
     engine, differ = make_engine(), 0
-    for prompt in (prompts[10], prompts[300], tuple(range(40, 60))):
+    for prompt in (prompts[10], prompts[300], prompts[430], tuple(range(300, 320))):
         found = alone(engine, prompt, EVERYTHING, max_tokens=24, logprobs=0)
         forwards = [each.forward for each in found.logprobs]
         at_masks = [n for n in range(1, len(forwards)) if forwards[n] == forwards[n - 1] < forwards[-1]]
         audits = [audit for chunk in found.chunks for audit in chunk.audits]
         assert [audit.index for audit in audits] == at_masks
+        unverified = [len(chunk.tokens) - 1 for chunk in found.chunks]  # all but the first token of each step
+        assert [dict(chunk.accepted) for chunk in found.chunks] == [{0.0: n} if n > 0 else {} for n in unverified]
         for audit in audits:
             one = alone(
                 make_engine(), prompt + tuple(found.tokens[: audit.index]), DecodeParams(mode=Mode.AR), max_tokens=1

@@ -18,6 +18,7 @@ def chunk(request: str, index: int, token: int, last: bool) -> Chunk:
         tokens=(token,) * (token % 3),
         pieces=(f"<{token}>",) * (token % 3),
         threshold=1 / (1 + token),
+        accepted=((1 / (1 + token % 2), token),) if token else (),
         masks=token,
         finished=finished(token) if last else None,
     )
@@ -48,6 +49,11 @@ def test_a_joined_chunk_says_what_the_chunks_of_the_steps_said_and_others_pass(
         assert joined.tokens == tuple(token for each in parts for token in each.tokens)
         assert joined.text == "".join(each.text for each in parts)
         assert joined.threshold == min(each.threshold for each in parts)
+        assert dict(joined.accepted) == {
+            threshold: count
+            for threshold in (1.0, 0.5)
+            if (count := sum(dict(each.accepted).get(threshold, 0) for each in parts))
+        }
         assert joined.finished == finished(5)
         assert joined.accepted_lengths == tuple(len(each.tokens) for each in parts if each.tokens)
 

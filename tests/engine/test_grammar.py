@@ -184,7 +184,7 @@ def test_a_draw_is_one_from_the_allowed_tokens(
 ) -> None:
     with torch.inference_mode():
         logits_V = oracle.network(torch.tensor([prompts[430]])).logits[0, -1].double() / 6
-    likely = oracle.tokenizer.decode(logits_V.topk(4).indices)
+    likely = oracle.tokenizer.decode(logits_V.topk(8).indices)
     grammar = regex(f"[^{re.escape(likely)}].*")
     allowed_V = torch.from_numpy(grammars.matcher(grammar, oracle.stop_ids).allowed())
     share_V = logits_V.softmax(dim=-1).masked_fill(~allowed_V, 0)

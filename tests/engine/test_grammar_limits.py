@@ -20,8 +20,8 @@ from mars_ray.engine.process.messages import Forget, Order, Prepare
 from mars_ray.errors import GrammarError, ReplicaLostError
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
 from tests.engine.hostile_grammars import PAIRS, hostile_schemas
-from tests.engine.test_async import in_loop, read, spec
-from tests.factories.engine import request
+from tests.engine.test_async import read, spec
+from tests.factories.engine import in_loop, request
 
 COSTLY: dict[str, Any] = {
     "patterns": {"type": "string", "allOf": [{"pattern": f".*{pair}.*"} for pair in PAIRS[:20]]},

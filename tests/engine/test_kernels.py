@@ -1,9 +1,6 @@
 """The compiled kernels: they say what the network says, and a position's logits depend on its tokens alone."""
 
-import os
-import subprocess
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +20,9 @@ from transformers import (
 )
 
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.kernels import build
-from mars_ray.engine.kernels.build import KernelError, kernel_library
+from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.decoder import FusedDecoder
+from mars_ray.engine.kernels.families import KernelError
 from mars_ray.engine.kernels.packed import quantize_int4, quantize_int8
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.forward_batch import ForwardBatch
@@ -134,14 +131,14 @@ def expected_logits(network: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_the_network(name: str) -> None:
+def test_logits_are_those_of_the_network(name: str, family: str) -> None:
     network, tokens = network_of(CONFIGS[name]), some_tokens(50)
     torch.testing.assert_close(
         Stand(network).forward((1, 0, tokens)), expected_logits(network, tokens), atol=2e-4, rtol=0
     )
 
 
-def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network() -> None:
+def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network(family: str) -> None:
     tokens, network = some_tokens(100), network_of(CONFIGS["qwen3"], torch.bfloat16)
     found, theirs = Stand(network).forward((0, 0, tokens)), expected_logits(network, tokens)
     exact = expected_logits(network.float(), tokens)
@@ -150,7 +147,7 @@ def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network() -> 
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quantize: Quantize) -> None:
+def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quantize: Quantize, family: str) -> None:
     network, tokens = network_of(CONFIGS["llama with biases"]), some_tokens(60)
     found = Stand(network, quantize).forward((0, 0, tokens))
     with torch.no_grad():
@@ -170,7 +167,7 @@ def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quant
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(FORMATS))
 def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
-    data: st.DataObject, kind: tuple[torch.dtype, Quantize | None]
+    family: str, data: st.DataObject, kind: tuple[torch.dtype, Quantize | None]
 ) -> None:
     dtype, quantize = kind
     stand, tokens = Stand(network_of(CONFIGS["qwen2 with a window"], dtype), quantize), some_tokens(40)
@@ -196,7 +193,7 @@ def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
 
 @pytest.mark.parametrize(("dtype", "quantize"), FORMATS)
 def test_in_exact_mode_an_engine_says_what_it_says_one_token_at_a_time(
-    dtype: torch.dtype, quantize: Quantize | None, prompts: list[tuple[int, ...]]
+    dtype: torch.dtype, quantize: Quantize | None, prompts: list[tuple[int, ...]], family: str
 ) -> None:
     checkpoint = bundled_checkpoint(dtype=dtype)
     said = []
@@ -207,7 +204,7 @@ def test_in_exact_mode_an_engine_says_what_it_says_one_token_at_a_time(
     assert said[0] == said[1]
 
 
-def test_the_mask_is_never_the_likeliest_token_and_has_no_probability() -> None:
+def test_the_mask_is_never_the_likeliest_token_and_has_no_probability(family: str) -> None:
     network = network_of(CONFIGS["llama with biases"])
     with torch.no_grad():
         network.get_output_embeddings().weight[MASK_ID] *= 100
@@ -270,57 +267,3 @@ def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
 def test_sizes_the_kernels_do_not_know_are_refused_by_name(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(KernelError, match=reason):
         Stand(network_of(config))
-
-
-def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    with pytest.raises(KernelError, match="no-such-compiler cannot be run"):
-        kernel_library.__wrapped__()
-
-
-def test_a_processor_that_lacks_an_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "NEEDED", build.NEEDED | {"amx_of_tomorrow"})
-    with pytest.raises(KernelError, match="the processor lacks amx_of_tomorrow"):
-        kernel_library.__wrapped__()
-
-
-def test_kernels_are_compiled_once_and_a_half_written_library_is_never_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    kernel_library.__wrapped__()
-    (library,) = (tmp_path / build.CACHE).iterdir()
-    monkeypatch.setattr(subprocess, "run", None)  # a second compilation would call it
-    kernel_library.__wrapped__()
-    assert [path.name for path in (tmp_path / build.CACHE).iterdir()] == [library.name]
-
-
-def test_a_library_that_others_could_have_written_is_compiled_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_compile", lambda _compiler, _sources, library: library.touch(mode=0o700))
-    with pytest.raises(OSError, match="file too short"):
-        kernel_library.__wrapped__()  # what stands for a compiler writes no library
-    (planted,) = (tmp_path / build.CACHE).iterdir()
-    planted.write_bytes(b"planted")
-    planted.chmod(0o777)
-    (tmp_path / build.CACHE).chmod(0o777)
-
-    def compiled_anew(_compiler: str, _sources: list[Path], library: Path) -> None:
-        raise KernelError(f"{library.name} is compiled anew")
-
-    monkeypatch.setattr(build, "_compile", compiled_anew)
-    with pytest.raises(KernelError, match=f"{planted.name} is compiled anew"):
-        kernel_library.__wrapped__()
-    assert (tmp_path / build.CACHE).stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_cache_of_another_account_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / build.CACHE).mkdir(parents=True)
-    os.chown(tmp_path / build.CACHE.parent, 65534, 65534)
-    with pytest.raises(KernelError, match="mars-ray belongs to another account"):
-        kernel_library.__wrapped__()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.engine.kernels.build import KernelError, kernel_library
+from mars_ray.engine.kernels.build import kernel_library
+from mars_ray.engine.kernels.families import KernelError
 
 pytestmark = pytest.mark.slow
 

@@ -17,6 +17,7 @@ from mars_ray.engine.sampling.commit import advance
 from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import (
     DECODE_TOKENS,
+    NEAR_S,
     WORTH_WAITING_TOKENS,
     Masks,
     ScheduledSequence,
@@ -407,3 +408,90 @@ def test_a_class_of_higher_priority_takes_every_slot_that_comes_free() -> None:
     flood(scheduler, "gold", 30, first=5000)
     run(scheduler, 25, answer)
     assert run(scheduler, 10, answer).keys() == {"gold"}
+
+
+PRIORITIES = (ServiceClass(name="standard"), ServiceClass(name="batch", priority=-1))
+
+
+def test_a_waiting_caller_takes_the_slot_of_the_youngest_sequence_of_lower_priority() -> None:
+    scheduler = make_scheduler(small_cache(max_slots=2), classes=PRIORITIES)
+    old, young = (sequence_of([token] * 5, service_class="batch") for token in (1, 2))
+    scheduler.add([old, young])
+    commit(scheduler.schedule(masks_for))
+    caller = sequence_of([3] * 5, service_class="standard")
+    scheduler.add([caller])
+    assert {sequence for sequence, _ in tokens_of(scheduler.schedule(masks_for))} == {old, caller}
+    assert list(scheduler.waiting) == [young]
+    scheduler.remove(caller)
+    assert young in {sequence for sequence, _ in tokens_of(scheduler.schedule(masks_for))}
+
+
+def test_no_sequence_gives_way_to_one_of_its_own_priority() -> None:
+    scheduler = make_scheduler(small_cache(max_slots=2))
+    scheduler.add([sequence_of([token] * 5) for token in (1, 2, 3)])
+    commit(scheduler.schedule(masks_for))
+    scheduler.schedule(masks_for)
+    assert scheduler.preemptions == 0
+
+
+@pytest.mark.parametrize(("seconds_each", "joining", "near"), [(0.0, 3, 3), (0.024, 2, 3), (0.6, 0, 2), (1.5, 0, 1)])
+def test_sequences_of_lower_priority_decode_beside_callers_only_as_far_as_steps_stay_short(
+    seconds_each: float, joining: int, near: int
+) -> None:
+    now_s = 0.0
+    scheduler = Scheduler(
+        small_cache(),
+        classes=PRIORITIES,
+        max_waiting_seqs=8,
+        max_prefill_tokens=100,
+        step_s=lambda batch: 1 + seconds_each * (len(batch) - 1),
+        clock=lambda: now_s,
+    )
+    rows = [sequence_of([token] * 5, service_class="batch") for token in (1, 2, 3)]
+    scheduler.add(rows[:1])
+    commit(scheduler.schedule(masks_for))
+    scheduler.add(rows[1:])
+    commit(scheduler.schedule(masks_for))
+    caller = sequence_of([4] * 5, service_class="standard")
+    scheduler.add([caller])
+    commit(scheduler.schedule(masks_for))
+    assert tokens_of(scheduler.schedule(masks_for)) == [(caller, 1), *((sequence, 1) for sequence in rows[:joining])]
+    scheduler.remove(caller)
+    assert len(tokens_of(scheduler.schedule(masks_for))) == near, "the next caller may be near"
+    now_s += NEAR_S
+    assert len(tokens_of(scheduler.schedule(masks_for))) == 3, "they go on once no caller is near"
+
+
+def token_s(batch: list[ScheduledSequence]) -> float:
+    """The time of a step that takes 1 s, and 1 ms for each token beyond the first."""
+    return 1 + 0.001 * (sum(scheduled.num_tokens for scheduled in batch) - 1)
+
+
+def test_prompts_of_lower_priority_are_read_beside_callers_only_as_far_as_steps_stay_short() -> None:
+    scheduler = Scheduler(small_cache(), classes=PRIORITIES, max_waiting_seqs=8, max_prefill_tokens=200, step_s=token_s)
+    running, waiting, last = (sequence_of([token] * 250, service_class="batch") for token in (1, 2, 3))
+    scheduler.add([running])
+    commit(scheduler.schedule(masks_for))
+    caller = sequence_of([4] * 5, service_class="standard")
+    scheduler.add([caller])
+    scheduler.add([waiting, last])
+    steps = []
+    for _ in range(3):
+        batch = scheduler.schedule(masks_for)
+        steps.append({scheduled.sequence: scheduled.num_tokens for scheduled in batch})
+        commit(batch)
+    assert steps == [{caller: 5, running: 50}, *2 * [{caller: 1, running: 1, waiting: 49}]]
+    assert list(scheduler.waiting) == [last], "it would not be read, so it does not start"
+    scheduler.remove(caller)
+    assert tokens_of(scheduler.schedule(masks_for))[1:] == [(waiting, 152), (last, 48)]
+
+
+def test_a_caller_does_not_wait_for_a_prefix_that_a_pausing_prompt_reads() -> None:
+    scheduler = Scheduler(small_cache(), classes=PRIORITIES, max_waiting_seqs=8, max_prefill_tokens=100, step_s=token_s)
+    row = sequence_of([1] * 200, service_class="batch")
+    scheduler.add([row])
+    commit(scheduler.schedule(masks_for))
+    caller = sequence_of([1] * 210, service_class="standard")
+    scheduler.add([caller])
+    assert (caller, 100) in tokens_of(scheduler.schedule(masks_for))
+    assert caller.num_cached_tokens == 100

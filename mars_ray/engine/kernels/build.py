@@ -1,88 +1,144 @@
-"""Compile the kernels of this folder for the processor of this machine, once, and load them.
+"""Load the kernels for this processor: built into the package, kept from an earlier start, or compiled now.
 
-This needs a C++ compiler and AVX-512; without either, the engine runs the network through torch. The library is kept in
-the user's cache folder under a digest of its sources and the processor.
+Compiled kernels are kept in the user's cache folder. Without built kernels and without a C++ compiler, the engine runs
+the network through torch.
 """
 
 import ctypes
-import hashlib
 import os
-import shutil
-import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from mars_ray.errors import ModelError, OutputError
+import torch
+
+from mars_ray.engine.kernels.compiler import MACOS, SUFFIX, compile_kernels, find_compiler
+from mars_ray.engine.kernels.families import VARIABLE, KernelError, KernelFamily, chosen_family, supported_families
+from mars_ray.engine.kernels.library_file import (
+    built_library,
+    find_libraries,
+    is_intact,
+    library_name,
+    recipe_digest,
+)
+from mars_ray.errors import OutputError
 from mars_ray.storage.private import is_private, private_folder
 
 CACHE = Path(".cache/mars-ray/kernels")
 """Folder of compiled kernels in the user's home. Its files are executed, so no other account may write there."""
-FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-w")
-"""Compiler flags. No fast-math, which would reorder sums; no warnings, because GCC 12 warns about its own headers."""
-NEEDED = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
-"""Required processor features, by their names in /proc/cpuinfo."""
 
 
-class KernelError(ModelError):
-    """The kernels cannot run on this machine, or do not support the network."""
+class WeightLayout(ctypes.Structure):
+    """The struct `WeightLayout` of `linear.h`: the layout of packed weights."""
+
+    _fields_ = (("columns", ctypes.c_int64), ("pairs", ctypes.c_int64), ("byte_offset", ctypes.c_int64))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLibrary:
+    """The loaded kernels of a family."""
+
+    family: KernelFamily
+    origin: str
+    """Origin of the file, for the log: built in, or compiled and why."""
+    library: ctypes.CDLL
+    layout: WeightLayout
+
+    def function(self, name: str) -> Any:
+        """Return a function of the library."""
+        return getattr(self.library, name)
+
+
+def kernel_library() -> KernelLibrary:
+    """Return the kernels of the chosen family, whose features the processor has at this moment.
+
+    If the best family cannot be loaded and `MARS_RAY_KERNELS` names none, the best built one is used.
+
+    Raises `KernelError` with the reason if there are no kernels to run, and `ConfigError` for a wrong
+    `MARS_RAY_KERNELS`.
+    """
+    family = chosen_family()
+    try:
+        return load_family(family)
+    except KernelError as error:
+        if os.environ.get(VARIABLE):
+            raise
+        for other in supported_families():
+            with suppress(KernelError):
+                return replace(load_built(other), origin=f"built in, because {str(error).rstrip('.')}")
+        raise
 
 
 @cache
-def kernel_library() -> ctypes.CDLL:
-    """Return the compiled kernels. Raises `KernelError` with the reason if they cannot be compiled or run."""
-    processor = _processor()
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise KernelError("there is no C++ compiler; install g++.")
-    sources = sorted(Path(__file__).parent.glob("*.h")) + sorted(Path(__file__).parent.glob("*.cpp"))
-    digest = hashlib.sha256(f"{processor} {compiler} {FLAGS}".encode())
-    for source in sources:
-        digest.update(source.read_bytes())
+def load_family(family: KernelFamily) -> KernelLibrary:
+    """Return the kernels of a family that the processor supports. Raises `KernelError` with the reason."""
     try:
-        folder = private_folder(Path.home() / CACHE, within=Path.home() / CACHE.parent)
-    except OutputError as error:
-        raise KernelError(str(error)) from None
-    library = folder / f"{digest.hexdigest()[:24]}.so"
-    if not is_private(library):
-        _compile(compiler, sources, library)
-    _load_openmp()
-    return ctypes.CDLL(str(library))
-
-
-def _processor() -> str:
-    """Return the features of the processor, which the compiled code depends on. Raises `KernelError`."""
+        return load_built(family)
+    except KernelError as error:
+        reason = error
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        raise KernelError("/proc/cpuinfo cannot be read; the kernels run on Linux only.") from None
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    missing = NEEDED - set(flags)
-    if missing:
-        raise KernelError(f"the processor lacks {', '.join(sorted(missing))}.")
-    return " ".join(sorted(flags))
+        return _compiled_library(family, f"compiled on this machine, because {reason}")
+    except KernelError as error:
+        raise KernelError(f"{reason}, and {error}") from None
 
 
-def _compile(compiler: str, sources: list[Path], library: Path) -> None:
-    with TemporaryDirectory(dir=library.parent) as folder:
-        parts = Path(folder) / "part.o"
-        whole = Path(folder) / "whole.so"
-        (source,) = (source for source in sources if source.suffix == ".cpp")
-        # Do not link OpenMP: the kernels share torch's copy, because two thread pools would compete for the cores.
-        for command in ([*FLAGS, "-fopenmp", "-c", str(source), "-o", str(parts)], ["-shared", parts, "-o", whole]):
-            try:
-                done = subprocess.run([compiler, *command], capture_output=True, text=True, check=False)
-            except OSError as error:
-                raise KernelError(f"{compiler} cannot be run: {error.strerror}.") from None
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-                raise KernelError(f"{compiler} cannot compile the kernels: {reason}")
-        whole.chmod(0o700)  # regardless of the umask
-        whole.replace(library)
+@cache
+def load_built(family: KernelFamily) -> KernelLibrary:
+    """Return the kernels of a family that came with the package. Raises `KernelError` with the reason."""
+    return _opened(family, built_library(family), "built in")
 
 
-def _load_openmp() -> None:
-    """Make the symbols of the OpenMP library that torch has loaded available to the kernels."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    loaded = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), "libgomp.so.1")
-    ctypes.CDLL(loaded, ctypes.RTLD_GLOBAL)
+def _compiled_library(family: KernelFamily, origin: str) -> KernelLibrary:
+    """Return kernels of the cache folder. Compile them if none there is private, intact and fit for this system."""
+    compiler = find_compiler()
+    recipe = recipe_digest(family, compiler)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise KernelError("the home of this account is unknown, so kernels have no folder. Set HOME.") from None
+    try:
+        folder = private_folder(home / CACHE, within=home / CACHE.parent)
+        for library in find_libraries(folder, family, recipe):
+            if not (is_private(library) and is_intact(library)):
+                library.unlink(missing_ok=True)
+                continue
+            with suppress(KernelError):  # machines that share a home may differ in their system libraries
+                return _opened(family, library, origin)
+        with TemporaryDirectory(dir=folder) as scratch:
+            library = Path(scratch) / f"{family.name}{SUFFIX}"
+            compile_kernels(compiler, family, library)
+            library = library.replace(folder / library_name(family, recipe, library))
+    except (OSError, OutputError) as error:
+        raise KernelError(f"the compiled kernels cannot be stored: {error}") from None
+    return _opened(family, library, origin)
+
+
+def _opened(family: KernelFamily, path: Path, origin: str) -> KernelLibrary:
+    load_openmp()
+    try:
+        library = ctypes.CDLL(str(path))
+        library.end_at_illegal_instructions()
+        return KernelLibrary(family, origin, library, WeightLayout.in_dll(library, "layout"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise KernelError(f"the kernels {path} cannot be loaded: {error}") from None
+
+
+def load_openmp() -> ctypes.CDLL:
+    """Return the OpenMP library that torch has loaded, whose symbols the kernels find afterwards. Raises
+    `KernelError`."""
+    torch_folder = Path(torch.__file__).parent
+    if MACOS:
+        loaded = str(torch_folder / "lib" / "libomp.dylib")
+    else:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        mapped = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]
+        # Other packages may have loaded copies of their own; torch's are in `torch` or `torch.libs`.
+        own = [path for path in mapped if path.startswith(str(torch_folder))]
+        loaded = (own + mapped + ["libgomp.so.1"])[0]
+    try:
+        return ctypes.CDLL(loaded, ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise KernelError(f"the OpenMP library of torch cannot be loaded: {error}.") from None

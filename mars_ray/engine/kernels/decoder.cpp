@@ -3,14 +3,19 @@
 // All threads go through the layers together. Each computes its share of rows, columns or heads, and they synchronize
 // between operations. The output at a position depends, bit for bit, only on its own tokens: not on other rows or the
 // number of threads.
-#include <omp.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "attention.h"
+#include "illegal_instruction.h"
+#include "inputs.h"
 #include "linear.h"
 #include "sampler_head.h"
+
+#ifdef _OPENMP  // declared here, because not every compiler with OpenMP comes with its header
+extern "C" int omp_get_thread_num();
+extern "C" int omp_get_num_threads();
+#endif
 
 constexpr int64_t RUNS_EACH = 3;  // target number of attention runs per thread
 
@@ -88,70 +93,36 @@ inline std::vector<Run> runs_of(const Model& model, const Batch& batch) {
   return runs;
 }
 
-// Rows rounded to 8 bits in groups of 32, in the layout of `Rows`.
-struct Rounded {
-  std::vector<int32_t> words, sums;
-  std::vector<float> scales;
-
-  void fit(size_t numbers) {
-    if (words.size() < numbers / 4) words.resize(numbers / 4), sums.resize(numbers / GROUP), scales.resize(numbers / GROUP);
-  }
-
-  Rows from(int64_t first, int64_t depth) const {
-    return {&words[first / 4], depth / 4, &scales[first / GROUP], &sums[first / GROUP], depth / GROUP};
-  }
-
-  template <class T>
-  void round(const T* from, int64_t first, int64_t depth) {
-    int8_t* to = reinterpret_cast<int8_t*>(&words[first / 4]);
-    for (int64_t d = 0; d < depth; d += GROUP) {
-      const __m512 left = load(from + d), right = load(from + d + 16);
-      const __m512 largest = _mm512_max_ps(_mm512_abs_ps(left), _mm512_abs_ps(right));
-      const float top = std::max(_mm512_reduce_max_ps(largest), 1e-30f);
-      const __m512 scale = _mm512_set1_ps(127.0f / top);
-      const __m512i one = _mm512_cvtps_epi32(_mm512_mul_ps(left, scale));
-      const __m512i other = _mm512_cvtps_epi32(_mm512_mul_ps(right, scale));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d), _mm512_cvtsepi32_epi8(one));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + d + 16), _mm512_cvtsepi32_epi8(other));
-      const int64_t group = (first + d) / GROUP;
-      sums[group] = _mm512_reduce_add_epi32(_mm512_add_epi32(one, other));
-      scales[group] = top / 127.0f;
-    }
-  }
-};
-
 // Buffers of one thread. Low-rank products are so small that computing them in every thread is faster than waiting.
 template <class T>
 struct Own {
   std::vector<float> attention;
   std::vector<T> low;
-  Rounded rounded, rounded_low;
+  Inputs inputs, low_inputs;
 };
 
 template <class T>
 struct Buffers {
   std::vector<T> hidden, normed, qkv, attended, gate_up, activated;
-  Rounded rounded;
+  Inputs inputs;
   std::vector<Run> runs;
   std::vector<Own<T>> own;
 };
 
 template <class T>
 void rms_norm(T* to, const T* from, const float* weight, int64_t size, float epsilon) {
-  __m512 total = _mm512_setzero_ps();
-  for (int64_t d = 0; d < size; d += 16) total = _mm512_fmadd_ps(load(from + d), load(from + d), total);
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(total) / size + epsilon));
-  for (int64_t d = 0; d < size; d += 16)
-    store(to + d, _mm512_mul_ps(rounded(_mm512_mul_ps(load(from + d), scale), from), load(weight + d)));
+  Floats total = Floats{};
+  for (int64_t d = 0; d < size; d += W) total = multiply_add(load(from + d), load(from + d), total);
+  const Floats scale = broadcast(1.0f / std::sqrt(sum_of(total) / size + epsilon));
+  for (int64_t d = 0; d < size; d += W) store(to + d, rounded(load(from + d) * scale, from) * load(weight + d));
 }
 
 template <class T>
 void silu_and_mul(T* to, const T* gate_up, int64_t size) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  for (int64_t d = 0; d < size; d += 16) {
-    const __m512 gate = load(gate_up + d);
-    const __m512 below = _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
-    store(to + d, _mm512_mul_ps(rounded(_mm512_div_ps(gate, below), gate_up), load(gate_up + size + d)));
+  for (int64_t d = 0; d < size; d += W) {
+    const Floats gate = load(gate_up + d);
+    const Floats below = broadcast(1.0f) + exponential(Floats{} - gate);
+    store(to + d, rounded(gate / below, gate_up) * load(gate_up + size + d));
   }
 }
 
@@ -174,13 +145,13 @@ class Step {
     each(b.picks, [&](int64_t n) {
       norm(n, b.picked[n], m.final_norm);
       std::copy_n(&at.normed[n * m.hidden], m.hidden, static_cast<T*>(b.hidden) + n * m.hidden);
-      if (m.head.format >= INT8) at.rounded.round(&at.normed[n * m.hidden], n * m.hidden, m.hidden);
+      at.inputs.prepare(reading_of(m.head), &at.normed[n * m.hidden], n * m.hidden, m.hidden);
     });
     wait();
     linear(m.head, rows(m.head, at.normed.data()), b.picks, share(m.head.columns),
-           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+           [&](int64_t row, int64_t column, Floats left, Floats right) {
              store(b.logits + row * m.head.columns + column, left);
-             store(b.logits + row * m.head.columns + column + 16, right);
+             store(b.logits + row * m.head.columns + column + W, right);
            });
     wait();
     each(b.picks, [&](int64_t n) { choose(n); });
@@ -210,7 +181,7 @@ class Step {
 
   void layer(const Layer& l, int64_t index) {
     each(b.positions, [&](int64_t n) { norm(n, n, l.attention_norm); });
-    round_rows(l.qkv, at.normed.data());
+    prepare_rows(l.qkv, at.normed.data());
     wait();
     project(l.qkv, at.normed.data(), at.qkv.data());
     adapt(4 * index, l.qkv, at.normed.data(), at.qkv.data());
@@ -224,12 +195,12 @@ class Step {
       attend_run(l, run, task / at.runs.size(), keys, values);
     });
     wait();
-    if (round_rows(l.output, at.attended.data())) wait();
+    if (prepare_rows(l.output, at.attended.data())) wait();
     add(l.output, at.attended.data());
     adapt(4 * index + 1, l.output, at.attended.data(), at.hidden.data());
     wait();
     each(b.positions, [&](int64_t n) { norm(n, n, l.mlp_norm); });
-    round_rows(l.gate_up, at.normed.data());
+    prepare_rows(l.gate_up, at.normed.data());
     wait();
     project(l.gate_up, at.normed.data(), at.gate_up.data());
     adapt(4 * index + 2, l.gate_up, at.normed.data(), at.gate_up.data());
@@ -237,7 +208,7 @@ class Step {
     each(b.positions, [&](int64_t n) {
       silu_and_mul(&at.activated[n * m.intermediate], &at.gate_up[n * 2 * m.intermediate], m.intermediate);
     });
-    round_rows(l.down, at.activated.data());
+    prepare_rows(l.down, at.activated.data());
     wait();
     add(l.down, at.activated.data());
     adapt(4 * index + 3, l.down, at.activated.data(), at.hidden.data());
@@ -292,23 +263,25 @@ class Step {
     }
   }
 
-  // Returns rows in the layout that `w` reads. For 8-bit rows, `round_rows` must have been called before.
+  // Returns rows in the form that `w` reads. `prepare_rows` must have been called before.
   Rows rows(const Matrix& w, const T* from) const {
-    return w.format < INT8 ? plain(w.depth, from) : at.rounded.from(0, w.depth);
+    const Reading reading = reading_of(w);
+    return reading == Reading::PLAIN ? plain(w.depth, from) : at.inputs.rows(reading, 0, w.depth);
   }
 
-  // Rounds this thread's rows if `w` reads 8-bit rows, and returns whether it does.
-  bool round_rows(const Matrix& w, const T* from) {
-    if (w.format < INT8) return false;
-    each(b.positions, [&](int64_t n) { at.rounded.round(from + n * w.depth, n * w.depth, w.depth); });
+  // Prepares this thread's rows if `w` does not read plain rows, and returns whether it does not.
+  bool prepare_rows(const Matrix& w, const T* from) {
+    const Reading reading = reading_of(w);
+    if (reading == Reading::PLAIN) return false;
+    each(b.positions, [&](int64_t n) { at.inputs.prepare(reading, from + n * w.depth, n * w.depth, w.depth); });
     return true;
   }
 
   void project(const Matrix& w, const T* from, T* to) {
     linear(w, rows(w, from), b.positions, share(w.columns),
-           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+           [&](int64_t row, int64_t column, Floats left, Floats right) {
              store(to + row * w.columns + column, left);
-             store(to + row * w.columns + column + 16, right);
+             store(to + row * w.columns + column + W, right);
            });
   }
 
@@ -326,18 +299,19 @@ class Step {
   // Projects the masks of a group to all ranks, in this thread's own buffer.
   void narrow(const LowRank& pair, const Group& group, const Matrix& w, const T* from) {
     const int64_t ranks = pair.down.columns;
-    const bool rounds = pair.down.format >= INT8;
-    if (rounds && w.format < INT8)
-      for (int64_t n = 0; n < group.count; n++) own.rounded.round(from + n * w.depth, n * w.depth, w.depth);
-    const Rows x = !rounds             ? plain(w.depth, from)
-                   : w.format < INT8 ? own.rounded.from(0, w.depth)
-                                     : at.rounded.from(group.first * w.depth, w.depth);
+    const Reading reading = reading_of(pair.down);
+    const bool is_plain = reading == Reading::PLAIN, is_prepared = reading == reading_of(w);
+    if (!is_plain && !is_prepared)
+      for (int64_t n = 0; n < group.count; n++) own.inputs.prepare(reading, from + n * w.depth, n * w.depth, w.depth);
+    const Rows x = is_plain      ? plain(w.depth, from)
+                   : is_prepared ? at.inputs.rows(reading, group.first * w.depth, w.depth)
+                                 : own.inputs.rows(reading, 0, w.depth);
     linear(pair.down, x, group.count, Blocks{0, ranks / COLUMNS},
-           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+           [&](int64_t row, int64_t column, Floats left, Floats right) {
              store(&own.low[row * ranks + column], left);
-             store(&own.low[row * ranks + column + 16], right);
+             store(&own.low[row * ranks + column + W], right);
            });
-    if (rounds) own.rounded_low.round(own.low.data(), 0, group.count * ranks);
+    own.low_inputs.prepare(reading, own.low.data(), 0, group.count * ranks);
   }
 
   void widen(const LowRank& pair, const Group& group, T* to, int64_t width) {
@@ -346,12 +320,14 @@ class Step {
     for (int64_t part = 0; part < pair.parts; part++) {
       const Matrix& up = pair.up[part];
       const int64_t blocks = up.columns / COLUMNS, ranks = pair.down.columns;
-      const Rows x = up.format < INT8 ? plain(ranks, &own.low[rank]) : own.rounded_low.from(rank, ranks);
+      const Reading reading = reading_of(up);
+      const Rows x =
+          reading == Reading::PLAIN ? plain(ranks, &own.low[rank]) : own.low_inputs.rows(reading, rank, ranks);
       const Blocks here{std::max<int64_t>(0, mine.first - begin), std::min(blocks, mine.last - begin)};
-      linear(up, x, group.count, here, [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+      linear(up, x, group.count, here, [&](int64_t row, int64_t column, Floats left, Floats right) {
         T* out = to + row * width + begin * COLUMNS + column;
-        store(out, _mm512_add_ps(load(out), rounded(left, out)));
-        store(out + 16, _mm512_add_ps(load(out + 16), rounded(right, out)));
+        store(out, load(out) + rounded(left, out));
+        store(out + W, load(out + W) + rounded(right, out));
       });
       rank += up.depth;
       begin += blocks;
@@ -366,10 +342,10 @@ class Step {
   // Adds the output of layer `w` to the residual stream.
   void add(const Matrix& w, const T* from) {
     linear(w, rows(w, from), b.positions, share(w.columns),
-           [&](int64_t row, int64_t column, __m512 left, __m512 right) {
+           [&](int64_t row, int64_t column, Floats left, Floats right) {
              T* to = &at.hidden[row * m.hidden + column];
-             store(to, _mm512_add_ps(load(to), rounded(left, to)));
-             store(to + 16, _mm512_add_ps(load(to + 16), rounded(right, to)));
+             store(to, load(to) + rounded(left, to));
+             store(to + W, load(to + W) + rounded(right, to));
            });
   }
 
@@ -378,20 +354,18 @@ class Step {
     float* logits = b.logits + n * m.head.columns;
     std::fill(logits + m.vocabulary, logits + m.head.columns, -INFINITY);
     if (m.mask_id < m.vocabulary) logits[m.mask_id] = -INFINITY;
-    __m512 largest = load(logits);
-    for (int64_t v = 16; v < m.head.columns; v += 16) largest = _mm512_max_ps(largest, load(logits + v));
-    const float top = _mm512_reduce_max_ps(largest);
+    Floats largest = load(logits);
+    for (int64_t v = W; v < m.head.columns; v += W) largest = maximum(largest, load(logits + v));
+    const Floats top = broadcast(largest_of(largest)), nothing = broadcast(-INFINITY);
     int64_t token = 0;
-    __m512 total = _mm512_setzero_ps();
-    for (int64_t v = m.head.columns - 16; v >= 0; v -= 16) {
-      const __m512 logit = load(logits + v);
-      const __mmask16 same = _mm512_cmp_ps_mask(logit, _mm512_set1_ps(top), _CMP_EQ_OQ);
-      if (same) token = v + __builtin_ctz(same);
-      const __mmask16 real = _mm512_cmp_ps_mask(logit, _mm512_set1_ps(-INFINITY), _CMP_NEQ_OQ);
-      total = _mm512_add_ps(total, _mm512_maskz_mov_ps(real, exponential(_mm512_sub_ps(logit, _mm512_set1_ps(top)))));
+    Floats total = Floats{};
+    for (int64_t v = m.head.columns - W; v >= 0; v -= W) {
+      const Floats logit = load(logits + v);
+      if (const uint32_t same = bits_of(equal(logit, top))) token = v + __builtin_ctz(same);
+      total = total + select(differ(logit, nothing), exponential(logit - top), Floats{});
     }
     b.tokens[n] = token;
-    b.confidences[n] = 1.0f / _mm512_reduce_add_ps(total);
+    b.confidences[n] = 1.0f / sum_of(total);
   }
 };
 
@@ -413,7 +387,7 @@ void run(const Model& model, const Batch& batch) {
   fit(buffers.attended, rows * model.heads * model.head_dim);
   fit(buffers.gate_up, rows * 2 * model.intermediate);
   fit(buffers.activated, rows * model.intermediate);
-  buffers.rounded.fit(rows * depth);
+  buffers.inputs.fit(rows * depth);
   buffers.runs = runs_of(model, batch);
   buffers.own.resize(std::max<size_t>(buffers.own.size(), batch.threads));
   for (int64_t thread = 0; thread < batch.threads; thread++) {
@@ -422,8 +396,8 @@ void run(const Model& model, const Batch& batch) {
     for (int64_t g = 0; g < batch.num_groups; g++) {
       const Group& group = batch.groups[g];
       fit(own.low, group.count * group.adapter->ranks);
-      own.rounded.fit(group.count * depth);
-      own.rounded_low.fit(group.count * group.adapter->ranks);
+      own.inputs.fit(group.count * depth);
+      own.low_inputs.fit(group.count * group.adapter->ranks);
     }
   }
   Buffers<T>& shared = buffers;
@@ -437,12 +411,28 @@ void run(const Model& model, const Batch& batch) {
   }
 }
 
-extern "C" void forward_float32(const Model* model, const Batch* batch) { run<float>(*model, *batch); }
-extern "C" void forward_bfloat16(const Model* model, const Batch* batch) { run<bfloat16>(*model, *batch); }
+// Everything else is hidden, so that libraries of several families can be loaded into one process.
+#define EXPORTED extern "C" __attribute__((visibility("default")))
 
-extern "C" void correct_float32(const SamplerHead<float>* head, const MaskRows<float>* rows, int64_t threads) {
+EXPORTED const WeightLayout layout;
+const WeightLayout layout = {COLUMNS, PAIRS, BYTE_OFFSET};
+
+EXPORTED void end_at_illegal_instructions() { illegal_instruction::end_process_with_a_line(); }
+
+EXPORTED void forward_float32(const Model* model, const Batch* batch) {
+  illegal_instruction::RunningKernel running;
+  run<float>(*model, *batch);
+}
+EXPORTED void forward_bfloat16(const Model* model, const Batch* batch) {
+  illegal_instruction::RunningKernel running;
+  run<bfloat16>(*model, *batch);
+}
+
+EXPORTED void correct_float32(const SamplerHead<float>* head, const MaskRows<float>* rows, int64_t threads) {
+  illegal_instruction::RunningKernel running;
   correct_masks(*head, *rows, threads);
 }
-extern "C" void correct_bfloat16(const SamplerHead<bfloat16>* head, const MaskRows<bfloat16>* rows, int64_t threads) {
+EXPORTED void correct_bfloat16(const SamplerHead<bfloat16>* head, const MaskRows<bfloat16>* rows, int64_t threads) {
+  illegal_instruction::RunningKernel running;
   correct_masks(*head, *rows, threads);
 }

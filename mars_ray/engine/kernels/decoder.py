@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from mars_ray.adapter.gated_lora import GatedLoRA
-from mars_ray.engine.kernels.build import KernelError, kernel_library
-from mars_ray.engine.kernels.packed import COLUMNS, Format, Matrix, pack, pack_weight
+from mars_ray.engine.kernels.adapter import AdapterPacker, FusedLoRA
+from mars_ray.engine.kernels.build import kernel_library
+from mars_ray.engine.kernels.families import KernelError
+from mars_ray.engine.kernels.packed import Format, Matrix, PackedLinear, pack, unpack
 from mars_ray.engine.kv.attention import Layers
 from mars_ray.engine.kv.cache import kv_shape
 from mars_ray.engine.kv.forward_batch import ForwardBatch
@@ -53,10 +55,6 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _LowRank(ctypes.Structure):
-    _fields_ = (("down", Matrix), ("up", Matrix * 3), ("parts", INT))
-
-
 class _Model(ctypes.Structure):
     _fields_ = (
         *((name, INT) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
@@ -66,10 +64,6 @@ class _Model(ctypes.Structure):
         ("head", Matrix),
         ("layers", POINTER),
     )
-
-
-class _Adapter(ctypes.Structure):
-    _fields_ = (("mask_embedding", POINTER), ("pairs", POINTER), ("ranks", INT))
 
 
 class _Group(ctypes.Structure):
@@ -90,11 +84,9 @@ class _Batch(ctypes.Structure):
 class FusedDecoder:
     """Runs a decoder of the Llama family with packed weights.
 
-    Each mask is embedded and adapted by one of `adapters`, which must not be attached to the network. With `consume`,
-    the weights of each layer of `network` are freed once they are packed, so that memory never holds the model twice.
-
-    Raises `KernelError` with the reason if the kernels do not support the model, its sizes or the machine, and
-    `AdapterError` for an adapter whose sizes do not match.
+    With `consume`, the weights of each layer of `network` are freed once they are packed, so that memory never holds
+    the model twice. Raises `KernelError` with the reason if the kernels do not support the model, its sizes or the
+    machine.
     """
 
     def __init__(
@@ -104,43 +96,62 @@ class FusedDecoder:
         mask_id: int,
         quantize: str | None,
         consume: bool,
-        adapters: Sequence[GatedLoRA] = (),
     ) -> None:
         _check(network)
-        for lora in adapters:
-            lora.check_fits(network)
         library = kernel_library()
         name = str(network.dtype).removeprefix("torch.")
-        self._call = getattr(library, f"forward_{name}")
+        self._call = library.function(f"forward_{name}")
+        self._layout = library.layout
         self._plain = Format[name.upper()]
         self._kind = Format[quantize.upper()] if quantize else self._plain
-        # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
-        self._low = Format.FLOAT32 if network.dtype == torch.float32 else Format.INT8
         self._dtype = network.dtype
         self._consume = consume
         self._body: Any = network.model
         self._kept: list[Any] = []
         """Objects that own the memory that the structures point into."""
         self._model = self._describe(network, mask_id)
-        self._masks_of = [lora.shape.masks for lora in adapters]
-        self._adapters = [self._adapter(lora) for lora in adapters]
+        # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
+        low = Format.FLOAT32 if network.dtype == torch.float32 else Format.INT8
+        self._packer = AdapterPacker(self._body, TOGETHER, low, network.dtype, self._layout)
+        self._network = network
         self._layers: Layers | None = None
         """The cache whose addresses `_keys` and `_values` hold. A cache with new tensors is a new list."""
 
-    def forward(self, layers: Layers, batch: ForwardBatch) -> tuple[list[int], list[float], Tensor, Tensor]:
+    def pack(self, lora: GatedLoRA) -> FusedLoRA:
+        """Return an adapter in the form that `forward` takes. Any thread may call it, next to a forward.
+
+        The adapter must not be attached to the network. Raises `AdapterError` if its sizes do not match.
+        """
+        lora.check_fits(self._network)
+        return self._packer.pack(lora)
+
+    def unembedding(self) -> Tensor:
+        """Return the output embedding [V, H], unpacked if the network no longer has it.
+
+        Unpacking is exact, except that 8-bit weights stay rounded.
+        """
+        head: Any = self._network.get_output_embeddings()
+        if not head.weight.is_meta:
+            return cast(Tensor, head.weight.detach())
+        return unpack(self._head, self._layout)[: head.out_features].to(self._dtype)
+
+    def forward(
+        self, layers: Layers, batch: ForwardBatch, adapters: Sequence[FusedLoRA] = ()
+    ) -> tuple[list[int], list[float], Tensor, Tensor]:
         """Return tokens, confidences, logits and last hidden states at the M picked positions.
 
         The token is the most likely one, and its confidence is its probability. Logits are float32 [M, V]; hidden
         states are [M, H] in the dtype of the network. Keys and values of all N positions are written to `layers`. The
-        attention rectangles of the batch are not used.
+        attention rectangles of the batch are not used. Masks are embedded and adapted by `adapters`, to which the batch
+        refers by index.
         """
         self._point_into(layers)
         picks = len(batch.pick_M)
         keys = layers[0][0]
         groups: list[_Group] = []
-        if self._adapters:
+        if adapters:
             batch = _by_adapter(batch)
-            groups = self._groups(batch.adapter_N, batch.offset_N)
+            groups = _groups(adapters, batch.adapter_N, batch.offset_N)
         packed_groups = (_Group * len(groups))(*groups)
         cosine_ND, sine_ND = (
             part[0].float().contiguous()
@@ -173,20 +184,6 @@ class FusedDecoder:
             self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
             self._layers = layers
 
-    def _groups(self, adapter_N: Tensor, offset_N: Tensor) -> list[_Group]:
-        """Return the range of masks of each adapter, and clamp `offset_N` in place to the adapter's mask embeddings.
-
-        Positions must be sorted by adapter.
-        """
-        groups = []
-        first, *counts = (adapter_N + 1).bincount().tolist()
-        for adapter, masks, count in zip(self._adapters, self._masks_of, counts, strict=False):
-            if count:
-                groups.append(_Group(ctypes.addressof(adapter), first, count))
-                offset_N[first : first + count].clamp_(max=masks - 1)
-                first += count
-        return groups
-
     def _describe(self, network: PreTrainedModel, mask_id: int) -> _Model:
         config = network.config
         body = self._body
@@ -194,6 +191,8 @@ class FusedDecoder:
         attention = body.layers[0].self_attn
         layers = (_Layer * len(body.layers))(*(self._layer(layer) for layer in body.layers))
         self._kept.append(layers)
+        # The output head keeps 8 bits, as in other engines: 4 bits would cost more quality than they gain in speed.
+        self._head = self._pack([head], Format.INT8 if self._kind is Format.INT4 else self._kind)
         return _Model(
             num_layers=len(layers),
             hidden=config.hidden_size,
@@ -207,8 +206,7 @@ class FusedDecoder:
             scaling=attention.scaling,
             embedding=self._address(body.embed_tokens.weight.detach().contiguous()),
             final_norm=self._norm(body.norm),
-            # The output head keeps 8 bits, as in other engines: 4 bits would cost more quality than they gain in speed.
-            head=self._pack([head], Format.INT8 if self._kind is Format.INT4 else self._kind),
+            head=self._head.matrix,
             layers=ctypes.addressof(layers),
         )
 
@@ -217,58 +215,23 @@ class FusedDecoder:
         mlp = layer.mlp
         return _Layer(
             attention_norm=self._norm(layer.input_layernorm),
-            qkv=self._pack([attention.q_proj, attention.k_proj, attention.v_proj], self._kind),
+            qkv=self._pack([attention.q_proj, attention.k_proj, attention.v_proj], self._kind).matrix,
             query_norm=self._norm(getattr(attention, "q_norm", None)),
             key_norm=self._norm(getattr(attention, "k_norm", None)),
-            output=self._pack([attention.o_proj], self._kind),
+            output=self._pack([attention.o_proj], self._kind).matrix,
             mlp_norm=self._norm(layer.post_attention_layernorm),
-            gate_up=self._pack([mlp.gate_proj, mlp.up_proj], self._kind),
-            down=self._pack([mlp.down_proj], self._kind),
+            gate_up=self._pack([mlp.gate_proj, mlp.up_proj], self._kind).matrix,
+            down=self._pack([mlp.down_proj], self._kind).matrix,
             window=_window(attention) or 0,
         )
 
-    def _adapter(self, lora: GatedLoRA) -> _Adapter:
-        """Pack the mask embeddings and the low-rank factors of all layers."""
-        layers = range(len(self._body.layers))
-        pairs = [self._low_rank(lora, layer, names) for layer in layers for names in TOGETHER]
-        packed = (_LowRank * len(pairs))(*pairs)
-        self._kept.append(packed)
-        return _Adapter(
-            mask_embedding=self._address(lora.mask_embedding_KH.detach().to(self._dtype).contiguous()),
-            pairs=ctypes.addressof(packed),
-            ranks=max(pair.down.columns for pair in pairs),
-        )
-
-    def _low_rank(self, adapter: GatedLoRA, layer: int, names: tuple[str, ...]) -> _LowRank:
-        linears = [f"model.layers.{layer}.{name}" for name in names]
-        if not any(linear in adapter.factors for linear in linears):
-            return _LowRank(parts=0)
-        downs = []
-        ups = []
-        for linear in linears:
-            module = self._body.layers[layer].get_submodule(linear.split(".", 3)[3])
-            down = torch.zeros(1, module.in_features)
-            up = torch.zeros(module.out_features, 1)
-            if linear in adapter.factors:
-                down = adapter.factors[linear].a.detach()
-                up = adapter.factors[linear].b.detach() * adapter.scale
-            missing = -down.shape[0] % COLUMNS
-            downs.append(nn.functional.pad(down, (0, 0, 0, missing)))
-            ups.append(self._pack_weight(nn.functional.pad(up, (0, missing))))
-        return _LowRank(down=self._pack_weight(torch.cat(downs)), up=(Matrix * 3)(*ups), parts=len(ups))
-
-    def _pack_weight(self, weight: Tensor) -> Matrix:
-        packed = pack_weight(weight.to(self._dtype), None, self._low)
-        self._kept.append(packed)
-        return packed.matrix
-
-    def _pack(self, layers: list[nn.Linear], kind: Format) -> Matrix:
-        packed = pack(layers, kind)
+    def _pack(self, layers: list[nn.Linear], kind: Format) -> PackedLinear:
+        packed = pack(layers, kind, self._layout)
         self._kept.append(packed)
         for layer in layers:
             if self._consume and layer.weight is not self._body.embed_tokens.weight:
                 layer.to("meta")
-        return packed.matrix
+        return packed
 
     def _norm(self, norm: Any) -> int | None:
         return None if norm is None else self._address(norm.weight.detach().float().contiguous())
@@ -283,6 +246,21 @@ def _by_adapter(batch: ForwardBatch) -> ForwardBatch:
     order_N = batch.adapter_N.argsort(stable=True)
     sorted_fields = {name: getattr(batch, name)[order_N] for name in PER_POSITION}
     return replace(batch, pick_M=order_N.argsort()[batch.pick_M], **sorted_fields)
+
+
+def _groups(adapters: Sequence[FusedLoRA], adapter_N: Tensor, offset_N: Tensor) -> list[_Group]:
+    """Return the range of masks of each adapter, and clamp `offset_N` in place to the adapter's mask embeddings.
+
+    Positions must be sorted by adapter.
+    """
+    groups = []
+    first, *counts = (adapter_N + 1).bincount().tolist()
+    for adapter, count in zip(adapters, counts, strict=False):
+        if count:
+            groups.append(_Group(ctypes.addressof(adapter.structure), first, count))
+            offset_N[first : first + count].clamp_(max=adapter.masks - 1)
+            first += count
+    return groups
 
 
 def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

@@ -1,4 +1,7 @@
-"""Pack the weights of linear layers for the loop of `linear.h`, in float32, bfloat16, 8 or 4 bits."""
+"""Pack the weights of linear layers for the loop of `linear.h`, in float32, bfloat16, 8 or 4 bits.
+
+Blocks of outputs and the order of numbers in them depend on the `WeightLayout` of the kernel library.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,8 +11,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor, nn
 
-COLUMNS = 32
-"""Number of outputs per block."""
+from mars_ray.engine.kernels.build import WeightLayout
+
 GROUP = 32
 """Number of weights of one output that share a scale."""
 
@@ -45,7 +48,7 @@ class PackedLinear:
     matrix: Matrix
 
 
-def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
+def pack(layers: Sequence[nn.Linear], kind: Format, layout: WeightLayout) -> PackedLinear:
     """Pack layers that read the same input as one layer with concatenated outputs.
 
     The number of inputs must be a multiple of 32.
@@ -53,22 +56,37 @@ def pack(layers: Sequence[nn.Linear], kind: Format) -> PackedLinear:
     bias = None
     if any(layer.bias is not None for layer in layers):
         parts = [torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
-        bias = _pad(torch.cat([part.float() for part in parts]))
-    return pack_weight(torch.cat([layer.weight.detach() for layer in layers]), bias, kind)
+        bias = _pad(torch.cat([part.float() for part in parts]), layout.columns)
+    return pack_weight(torch.cat([layer.weight.detach() for layer in layers]), bias, kind, layout)
 
 
-def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format) -> PackedLinear:
+def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format, layout: WeightLayout) -> PackedLinear:
     """Pack a weight [N, K], where K is a multiple of 32, and a float32 bias that is already padded."""
-    weight = _pad(weight)
+    weight = _pad(weight, layout.columns)
     if kind is Format.INT4:
-        packed = _pack_int4(weight.float())
+        packed = _pack_int4(weight.float(), layout.columns)
     elif kind is Format.INT8:
-        packed = _pack_int8(weight)
+        packed = _pack_int8(weight, layout)
+    elif kind is Format.BFLOAT16 and not layout.pairs:
+        packed = _side_by_side(weight.to(torch.bfloat16), layout.columns)
     else:
         dtype = torch.float32 if kind is Format.FLOAT32 else torch.bfloat16
-        packed = _interleave(weight.to(dtype), 4 // dtype.itemsize)
+        packed = _interleave(weight.to(dtype), layout.columns, 4 // dtype.itemsize)
     addresses = [tensor.data_ptr() if tensor is not None else None for tensor in (packed, bias)]
     return PackedLinear((packed, bias), Matrix(*addresses, weight.shape[0], weight.shape[1], kind))
+
+
+def unpack(linear: PackedLinear, layout: WeightLayout) -> Tensor:
+    """Return the weight [N, K] of a packed layer, with the padding of its outputs. Four bits are not supported."""
+    packed, _ = linear.tensors
+    assert packed is not None
+    columns = layout.columns
+    if linear.matrix.format == Format.INT8:
+        return _unpack_int8(packed, layout)
+    if linear.matrix.format == Format.BFLOAT16 and not layout.pairs:
+        return packed.permute(0, 3, 2, 1).reshape(-1, linear.matrix.depth)
+    assert linear.matrix.format in (Format.FLOAT32, Format.BFLOAT16)
+    return packed.transpose(1, 2).reshape(packed.shape[0] * columns, -1)
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,33 +106,49 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return number.round().clamp(0, 15).to(torch.uint8), scale, least
 
 
-def _pad(rows: Tensor) -> Tensor:
+def _pad(rows: Tensor, columns: int) -> Tensor:
     """Pad the outputs with zeros to a multiple of the block size."""
-    missing = -rows.shape[0] % COLUMNS
+    missing = -rows.shape[0] % columns
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
-def _interleave(weight: Tensor, together: int) -> Tensor:
-    """Lay out [N, K] as [N / 32, K / together, 32, together], so that each step of the loop reads contiguous memory."""
-    outputs, depth = weight.shape
-    return weight.view(outputs // COLUMNS, COLUMNS, depth // together, together).transpose(1, 2).contiguous()
+def _interleave(weight: Tensor, columns: int, together: int) -> Tensor:
+    """Lay out [N, K] as [N / C, K / together, C, together], so that each step of the loop reads contiguous memory."""
+    return weight.view(-1, columns, weight.shape[1] // together, together).transpose(1, 2).contiguous()
 
 
-def _pack_int8(weight: Tensor) -> Tensor:
+def _side_by_side(weight: Tensor, columns: int) -> Tensor:
+    """Lay out [N, K] as [N / C, K, C / 2, 2], where each pair is an output of the first and of the second half."""
+    return weight.view(-1, 2, columns // 2, weight.shape[1]).permute(0, 3, 2, 1).contiguous()
+
+
+def _pack_int8(weight: Tensor, layout: WeightLayout) -> Tensor:
     number, scale = quantize_int8(weight)
-    blocks = (number.to(torch.int16) + 128).to(torch.uint8).view(-1, COLUMNS, number.shape[1], GROUP // 4, 4)
-    steps = blocks.permute(0, 2, 3, 1, 4).flatten(2)
-    return torch.cat([steps, _of_groups(scale)], dim=2).contiguous()
+    stored = (number.to(torch.int16) + layout.byte_offset).to(torch.uint8)  # negative numbers wrap to two's complement
+    steps = stored.view(-1, layout.columns, number.shape[1], GROUP // 4, 4).permute(0, 2, 3, 1, 4).flatten(2)
+    return torch.cat([steps, _of_groups(scale, layout.columns)], dim=2).contiguous()
 
 
-def _of_groups(values: Tensor) -> Tensor:
-    """Lay out float16 values [N, G] as bytes [N / 32, G, 64]."""
-    return values.view(-1, COLUMNS, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+def _unpack_int8(packed: Tensor, layout: WeightLayout) -> Tensor:
+    steps, scales = packed[..., : GROUP * layout.columns], packed[..., GROUP * layout.columns :]
+    stored = steps.reshape(*steps.shape[:2], GROUP // 4, layout.columns, 4).permute(
+        0, 3, 1, 2, 4
+    )  # [N / C, C, G, 8, 4]
+    number = stored.flatten(3).to(torch.int16) - layout.byte_offset
+    number = torch.where(number > 127, number - 256, number)  # without an offset, negative numbers have wrapped
+    scale = scales.contiguous().view(torch.float16).transpose(1, 2)
+    groups: Tensor = number.float() * scale.float()[..., None]
+    return groups.flatten(2).flatten(0, 1)
 
 
-def _pack_int4(weight: Tensor) -> Tensor:
+def _of_groups(values: Tensor, columns: int) -> Tensor:
+    """Lay out float16 values [N, G] as bytes [N / C, G, 2 C]."""
+    return values.view(-1, columns, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _pack_int4(weight: Tensor, columns: int) -> Tensor:
     number, scale, least = quantize_int4(weight)
-    blocks = number.view(-1, 2, COLUMNS // 2, number.shape[1], GROUP // 4, 4)
-    halves = blocks[:, 0] | blocks[:, 1] << 4  # [blocks, 16, groups, 8, 4]
+    blocks = number.view(-1, 2, columns // 2, number.shape[1], GROUP // 4, 4)
+    halves = blocks[:, 0] | blocks[:, 1] << 4  # [N / C, C / 2, G, 8, 4]
     steps = halves.permute(0, 2, 3, 1, 4).flatten(2)
-    return torch.cat([steps, _of_groups(scale), _of_groups(least)], dim=2).contiguous()
+    return torch.cat([steps, _of_groups(scale, columns), _of_groups(least, columns)], dim=2).contiguous()

@@ -53,9 +53,9 @@ inline int64_t likeliest(const float* logits, int64_t vocabulary, Candidate kept
     }
   };
   int64_t v = 0;
-  for (; v + 16 <= vocabulary; v += 16) {
+  for (; v + W <= vocabulary; v += W) {
     const float least = count < CANDIDATES ? -INFINITY : kept[0].logit;
-    __mmask16 above = _mm512_cmp_ps_mask(load(logits + v), _mm512_set1_ps(least), _CMP_GT_OQ);
+    uint32_t above = bits_of(greater(load(logits + v), broadcast(least)));
     for (; above; above &= above - 1) consider(v + __builtin_ctz(above));
   }
   for (; v < vocabulary; v++) consider(v);
@@ -65,18 +65,18 @@ inline int64_t likeliest(const float* logits, int64_t vocabulary, Candidate kept
 
 template <class T>
 float dot(const T* one, const float* other, int64_t size) {
-  __m512 total = _mm512_setzero_ps();
-  for (int64_t d = 0; d < size; d += 16) total = _mm512_fmadd_ps(load(one + d), load(other + d), total);
-  return _mm512_reduce_add_ps(total);
+  Floats total = Floats{};
+  for (int64_t d = 0; d < size; d += W) total = multiply_add(load(one + d), load(other + d), total);
+  return sum_of(total);
 }
 
 // Writes x divided by its root mean square.
 template <class T>
 void normalized(float* to, const T* x, int64_t size) {
-  __m512 total = _mm512_setzero_ps();
-  for (int64_t d = 0; d < size; d += 16) total = _mm512_fmadd_ps(load(x + d), load(x + d), total);
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(total) / size + 1.1920929e-7f));
-  for (int64_t d = 0; d < size; d += 16) store(to + d, _mm512_mul_ps(load(x + d), scale));
+  Floats total = Floats{};
+  for (int64_t d = 0; d < size; d += W) total = multiply_add(load(x + d), load(x + d), total);
+  const Floats scale = broadcast(1.0f / std::sqrt(sum_of(total) / size + 1.1920929e-7f));
+  for (int64_t d = 0; d < size; d += W) store(to + d, load(x + d) * scale);
 }
 
 template <class T>

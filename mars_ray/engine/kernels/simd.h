@@ -1,7 +1,9 @@
-// Vectors of 16 floats, loaded from and stored to float32 or bfloat16. Requires AVX-512.
+// Vectors of W floats, on which all kernels are written. W and the operations that differ between processors are in the
+// header of the family, which the compiler's flags select.
+//
+// A family also says how many rows of a linear layer fit into its registers, and which products it has: of pairs of
+// bfloat16 numbers (KERNELS_PAIRS, dot_pairs), and of 8-bit numbers (Int8Dot, Int4Dot). The layout of packed weights depends on these.
 #pragma once
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 
@@ -9,45 +11,52 @@ struct bfloat16 {
   uint16_t bits;
 };
 
-inline __m512 load(const float* from) { return _mm512_loadu_ps(from); }
+template <int WIDTH>
+struct VectorOf {
+  typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+  typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
+  typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+};
 
-inline __m512 load(const bfloat16* from) {
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#if defined(__AVX512F__) && !defined(KERNELS_AVX2)
+#include "simd_avx512.h"
+#elif defined(__AVX2__)
+#include "simd_avx2.h"
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include "simd_neon.h"
+#else
+#error "no family of kernels fits these compiler flags"
+#endif
+
+#ifdef KERNELS_PAIRS
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;
+#endif
+
+// The bits of each value rounded to bfloat16 in their upper half: to nearest, ties to even, as torch does.
+inline Words bfloat16_bits(Floats value) {
+  const Words bits = as_words(value);
+  const Words nearest = bits + ((bits >> 16 & 1) + 0x7fff);
+  const Words quiet = Words{} + 0x7fc00000u;
+  return as_words(select(is_nan(value), as_floats(quiet), as_floats(nearest)));
 }
 
-inline void store(float* to, __m512 value) { _mm512_storeu_ps(to, value); }
-
-inline void store(bfloat16* to, __m512 value) {
-  // Round to nearest, ties to even, as torch does.
-  const __m512i bits = _mm512_castps_si512(value);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i quiet = _mm512_set1_epi32(0x7fc00000);
-  const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-  const __m512i top = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(top));
-}
+inline void store(bfloat16* to, Floats value) { store_upper_halves(to, bfloat16_bits(value)); }
 
 // The value after rounding to the stored type. transformers rounds after every operation, so the kernels do too.
-inline __m512 rounded(__m512 value, const float*) { return value; }
-
-inline __m512 rounded(__m512 value, const bfloat16*) {
-  bfloat16 kept[16];
-  store(kept, value);
-  return load(kept);
-}
+inline Floats rounded(Floats value, const float*) { return value; }
+inline Floats rounded(Floats value, const bfloat16*) { return as_floats(bfloat16_bits(value) & 0xffff0000u); }
 
 // e^x of each element, accurate to a few units in the last place. x is clamped to [-87, 88].
-inline __m512 exponential(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
-  x = _mm512_min_ps(x, _mm512_set1_ps(88.0f));
-  const __m512 power = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
-  __m512 rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(0.693359375f), x);
-  rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(-2.12194440e-4f), rest);
-  __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+inline Floats exponential(Floats x) {
+  x = minimum(maximum(x, broadcast(-87.0f)), broadcast(88.0f));
+  const Floats power = round_to_even(x * broadcast(1.44269504f));
+  Floats rest = multiply_add(power, broadcast(-0.693359375f), x);
+  rest = multiply_add(power, broadcast(2.12194440e-4f), rest);
+  Floats sum = broadcast(1.9875691500e-4f);
   for (const float coefficient : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f})
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(coefficient));
-  sum = _mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
-  return _mm512_scalef_ps(sum, power);
+    sum = multiply_add(sum, rest, broadcast(coefficient));
+  sum = multiply_add(sum, rest * rest, rest + broadcast(1.0f));
+  return times_power_of_two(sum, power);
 }

@@ -1,0 +1,62 @@
+"""Compile the kernels of this folder for one family of processors.
+
+The build of the wheel uses this file, so it imports only the standard library.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mars_ray.engine.kernels.families import KernelError, KernelFamily
+
+MACOS = sys.platform == "darwin"
+SUFFIX = ".dylib" if MACOS else ".so"
+FLAGS: tuple[str, ...] = (
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-w"),
+    *(("-mmacosx-version-min=11.0",) if MACOS else ()),
+)
+"""Compiler flags. No fast-math, which would reorder sums; products are fused with sums, as GCC does by default; no
+warnings, because GCC 12 warns about its own headers. macOS 11 is the first on Apple silicon."""
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+SOURCE = Path(__file__).with_name("decoder.cpp")
+
+
+def find_compiler() -> str:
+    """Return the command of the C++ compiler: `CXX`, or else `c++` or `g++`. Raises `KernelError` without one."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise KernelError("there is no C++ compiler. Install g++, or a wheel of mars-ray with kernels.")
+    return compiler
+
+
+def compile_kernels(compiler: str, family: KernelFamily, library: Path) -> None:
+    """Compile the kernels of a family into the file `library`, which appears whole.
+
+    Raises `KernelError` with the reason if the compiler cannot, and `OSError` if the file cannot be written.
+    """
+    # Do not link OpenMP: the kernels share torch's copy, because two thread pools would compete for the cores.
+    openmp = ("-Xclang", "-fopenmp") if MACOS else ("-fopenmp",)
+    link = ("-dynamiclib", "-undefined", "dynamic_lookup") if MACOS else ("-shared",)
+    with TemporaryDirectory(dir=library.parent) as folder:
+        part = Path(folder) / "part.o"
+        whole = Path(folder) / f"whole{SUFFIX}"
+        _run(compiler, *FLAGS, *family.flags, *openmp, "-c", str(SOURCE), "-o", str(part))
+        _run(compiler, *link, str(part), "-o", str(whole))
+        if not MACOS and b"__kmpc_" in whole.read_bytes():
+            raise KernelError(f"{compiler} needs LLVM's OpenMP, but torch has GCC's; set CXX to g++.")
+        whole.chmod(0o700)  # regardless of the umask
+        whole.replace(library)
+
+
+def _run(compiler: str, *arguments: str) -> None:
+    try:
+        done = subprocess.run([*shlex.split(compiler), *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise KernelError(f"{compiler} cannot be run: {error.strerror}.") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise KernelError(f"{compiler} cannot compile the kernels: {reason}")

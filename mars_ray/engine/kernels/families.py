@@ -1,0 +1,135 @@
+"""Families of kernels: one source, compiled for the vector instructions of different processors.
+
+`MARS_RAY_KERNELS` chooses a family by its name, or `off` for none. Without it, the best family that the processor
+supports is used.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from mars_ray.errors import ConfigError, ModelError
+
+VARIABLE = "MARS_RAY_KERNELS"
+OFF = "off"
+MACHINES = {"amd64": "x86_64", "aarch64": "arm64"}
+"""Architectures that systems name differently."""
+
+
+class KernelError(ModelError):
+    """The kernels cannot run on this machine, or do not support the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFamily:
+    """The instructions of one build."""
+
+    name: str
+    machine: str
+    """Architecture: x86_64 or arm64."""
+    needs: frozenset[str]
+    """Processor features, by their names in /proc/cpuinfo on Linux."""
+    flags: tuple[str, ...]
+    """Compiler flags that allow these features and no others, so that a build is the same on every machine."""
+
+
+AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
+"""Features of `-march=x86-64-v3`."""
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+"""Features of `-march=x86-64-v4`."""
+FAMILIES = (
+    KernelFamily(
+        "avx512_bf16",
+        "x86_64",
+        AVX512 | {"avx512_bf16", "avx512_vnni"},
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+    ),
+    KernelFamily("avx512_vnni", "x86_64", AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")),
+    KernelFamily("avx512", "x86_64", AVX512, ("-march=x86-64-v4",)),
+    KernelFamily("avx2_vnni", "x86_64", AVX2 | {"avx_vnni"}, ("-march=x86-64-v3", "-mavxvnni")),
+    KernelFamily("avx2", "x86_64", AVX2, ("-march=x86-64-v3",)),
+    KernelFamily("neon_bf16", "arm64", frozenset({"asimd", "asimddp", "bf16"}), ("-march=armv8.2-a+dotprod+bf16",)),
+    KernelFamily("neon_dotprod", "arm64", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
+    KernelFamily("neon", "arm64", frozenset({"asimd"}), ("-march=armv8-a",)),
+)
+"""All families, the best of each architecture first."""
+SYSCTLS = {
+    "hw.optional.arm64": "asimd",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+}
+"""Names that macOS has for features of ARM processors, and their names on Linux."""
+
+
+def chosen_family() -> KernelFamily:
+    """Return the family that `MARS_RAY_KERNELS` names, or else the best one that the processor supports.
+
+    Raises `ConfigError` for an unknown name and for a family that the processor does not support, and `KernelError` if
+    kernels are off or no family fits.
+    """
+    name = os.environ.get(VARIABLE, "")
+    if name == OFF:
+        raise KernelError(f"{VARIABLE} is {OFF}.")
+    known = {family.name: family for family in FAMILIES}
+    if name and name not in known:
+        raise ConfigError(f"{VARIABLE} is {name!r}; choose from {', '.join(known)} and {OFF}.")
+    if name:
+        if reason := lack(known[name]):
+            raise ConfigError(f"{VARIABLE} is {name}, but {reason}. Choose another family, or unset it.")
+        return known[name]
+    fitting = supported_families()
+    if not fitting:
+        raise KernelError("; ".join(lack(family) or "" for family in _smallest()) + ".")
+    return fitting[0]
+
+
+def supported_families() -> list[KernelFamily]:
+    """Return the families that the processor supports, the best first."""
+    return [family for family in FAMILIES if lack(family) is None]
+
+
+def lack(family: KernelFamily) -> str | None:
+    """Return why the processor does not support a family, or None if it does."""
+    if family.machine != machine():
+        return f"the processor is {machine()}, not {family.machine}"
+    missing = family.needs - set(_features())
+    return f"the processor lacks {', '.join(sorted(missing))}" if missing else None
+
+
+def _smallest() -> list[KernelFamily]:
+    """Return the family with the fewest needs for this architecture, or one of each architecture."""
+    least = {family.machine: family for family in FAMILIES}
+    return [least[machine()]] if machine() in least else list(least.values())
+
+
+def machine() -> str:
+    """Return the architecture of this system, by the names of `KernelFamily.machine` if it has any kernels."""
+    name = platform.machine().lower()
+    return MACHINES.get(name, name)
+
+
+def _features() -> Collection[str]:
+    """Return the features of the processor by their names on Linux. Raises `KernelError`."""
+    if sys.platform == "darwin":
+        if machine() != "arm64":
+            raise KernelError("on macOS the kernels run on Apple silicon only.")
+        try:
+            printed = subprocess.run(["/usr/sbin/sysctl", "hw.optional"], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise KernelError(f"the features of the processor cannot be read: {error}.") from None
+        return sysctl_features(printed.stdout)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        raise KernelError("/proc/cpuinfo cannot be read; the kernels run on Linux and macOS only.") from None
+    return next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+
+
+def sysctl_features(printed: str) -> set[str]:
+    """Return the features, by their names on Linux, in what macOS prints for `sysctl hw.optional`."""
+    values = dict(line.partition(": ")[::2] for line in printed.splitlines())
+    return {feature for name, feature in SYSCTLS.items() if values.get(name) == "1"}

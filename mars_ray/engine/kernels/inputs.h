@@ -1,0 +1,65 @@
+// Rows of x in the form in which linear layers read them.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "linear.h"
+
+enum class Reading { PLAIN, FLOATS, BYTES };
+
+inline Reading reading_of(const Matrix& w) {
+  if (w.format >= INT8) return Reading::BYTES;
+  return w.format == BFLOAT16 && !PAIRS ? Reading::FLOATS : Reading::PLAIN;
+}
+
+// Rows widened to float32, or rounded to 8 bits in groups, in the layout of `Rows`.
+struct Inputs {
+  std::vector<int32_t> words, sums;
+  std::vector<float> scales;
+
+  void fit(size_t numbers) {
+    if (sums.size() >= numbers / GROUP) return;
+    words.resize(PAIRS ? numbers / 4 : numbers), sums.resize(numbers / GROUP), scales.resize(numbers / GROUP);
+  }
+
+  Rows rows(Reading reading, int64_t first, int64_t depth) const {
+    if (reading == Reading::FLOATS) return {&words[first], depth, nullptr, nullptr, 0};
+    return {&words[first / 4], depth / 4, &scales[first / GROUP], &sums[first / GROUP], depth / GROUP};
+  }
+
+  template <class T>
+  void prepare(Reading reading, const T* from, int64_t first, int64_t depth) {
+    if (reading == Reading::FLOATS) widen(from, first, depth);
+    if (reading == Reading::BYTES) round(from, first, depth);
+  }
+
+ private:
+  template <class T>
+  void widen(const T* from, int64_t first, int64_t depth) {
+    for (int64_t d = 0; d < depth; d += W) store_words(&words[first + d], as_words(load(from + d)));
+  }
+
+  template <class T>
+  void round(const T* from, int64_t first, int64_t depth) {
+    constexpr int VECTORS = GROUP / W;
+    int8_t* to = reinterpret_cast<int8_t*>(&words[first / 4]);
+    for (int64_t d = 0; d < depth; d += GROUP) {
+      Floats value[VECTORS], largest = Floats{};
+      for (int v = 0; v < VECTORS; v++) {
+        value[v] = load(from + d + W * v);
+        largest = maximum(largest, absolute(value[v]));
+      }
+      const float top = std::max(largest_of(largest), 1e-30f);
+      const Floats scale = broadcast(127.0f / top);
+      Ints sum = Ints{};
+      for (int v = 0; v < VECTORS; v++) {
+        const Ints number = nearest(value[v] * scale);
+        store_bytes(to + d + W * v, number);
+        sum = sum + number;
+      }
+      const int64_t group = (first + d) / GROUP;
+      sums[group] = sum_of(sum);
+      scales[group] = top / 127.0f;
+    }
+  }
+};
