@@ -210,7 +210,7 @@ class Sampler:
     def _generated(self) -> tuple[float, float]:
         lines = httpx2.get(f"{self._url}/metrics", timeout=30).text.splitlines()
         thresholds = [float(line.split()[-1]) for line in lines if line.startswith("mars:threshold{")]
-        tokens = [float(line.split()[-1]) for line in lines if line.startswith("mars:generation_tokens_total")]
+        tokens = [float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total")]
         return sum(thresholds) / len(thresholds), sum(tokens)
 
     def quality(self, machine: Machine) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def front_seconds(url: str, pool: list[Any]) -> float:
 def engine_seconds(url: str) -> float:
     """Return the total seconds that requests have spent in the engines."""
     lines = httpx2.get(f"{url}/metrics", timeout=30).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("mars:e2e_request_latency_seconds_sum"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:e2e_request_latency_seconds_sum"))
 
 
 def run_trace(

@@ -59,7 +59,7 @@ def bench_overhead(
 
     def endpoint_sample(stream: bool) -> Sample:
         target = Target(url=url, model=model_name, stream=stream, extra_body={"temperature": 0})
-        return asyncio.run(_load_endpoint(target, planned, clients))
+        return asyncio.run(load_endpoint(target, planned, clients))
 
     with ProgressLine("runs", total=3 * (rounds + 1)) as progress:
         samples = interleaved(
@@ -78,7 +78,8 @@ def bench_overhead(
     }
 
 
-async def _load_endpoint(target: Target, planned: Sequence[PlannedRequest], clients: int) -> Sample:
+async def load_endpoint(target: Target, planned: Sequence[PlannedRequest], clients: int) -> Sample:
+    """Send all requests, `clients` at a time, and return their tokens and time. Raises `RunError` if one fails."""
     records = await run_load(target, planned, clients=clients)
     if failed := [record for record in records if record.outcome is not RequestOutcome.OK]:
         raise RunError(f"{len(failed)} of {len(records)} requests failed, the first with {failed[0].error!r}.")

@@ -3,16 +3,19 @@
     mars-ray serve --model bundled
     python -m benchmarks.tool_calls --requests 100 --json benchmarks/results/DATE-tool-calls.json
 
-Requests are held-out examples of the family `tool_call`, each with its tools and `tool_choice: auto`, decoded greedily.
-The family's verifier judges the calls, or the text where no call is right.
+Requests are held-out examples of the family `tool_call`, each with its tools, decoded greedily. The family's verifier
+judges the calls, or the text where no call is right. With `--tool-choice required` only examples that need a call are
+sent. The deviation is that between samples with different seeds.
 """
 
 import argparse
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import openai
@@ -36,29 +39,43 @@ def main() -> None:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--threshold", type=float, default=0.95)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="samples of --requests examples each")
+    parser.add_argument("--tool-choice", choices=("auto", "required"), default="auto")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     asked: Counter[str] = Counter()
     right: Counter[str] = Counter()
+    shares: list[float] = []
     with openai.OpenAI(base_url=arguments.url, api_key="none") as client:
-        for example in islice(examples(FAMILIES[TASK], "heldout", arguments.seed), arguments.requests):
-            body = request_body(example, arguments.model) | {"extra_body": {"threshold": arguments.threshold}}
-            answer = client.chat.completions.create(**body, tool_choice="auto", max_tokens=MAX_TOKENS, temperature=0.0)
-            message = answer.choices[0].message
-            asked[kind_of(example)] += 1
-            right[kind_of(example)] += is_right_answer(TASK, example.answer, answer_text(message))
+        for seed in range(arguments.seeds):
+            judged: list[bool] = []
+            for example in islice(sample(seed, arguments.tool_choice), arguments.requests):
+                body = request_body(example, arguments.model) | {"extra_body": {"threshold": arguments.threshold}}
+                body |= {"tool_choice": arguments.tool_choice, "max_tokens": MAX_TOKENS, "temperature": 0.0}
+                message = client.chat.completions.create(**body).choices[0].message
+                judged.append(is_right_answer(TASK, example.answer, answer_text(message)))
+                asked[kind_of(example)] += 1
+                right[kind_of(example)] += judged[-1]
+            shares.append(mean(judged))
     report = {
-        "command": f"python -m benchmarks.tool_calls --requests {arguments.requests} --seed {arguments.seed} "
-        f"--threshold {arguments.threshold}",
+        "command": f"python -m benchmarks.tool_calls --model {arguments.model} --requests {arguments.requests} "
+        f"--seeds {arguments.seeds} --threshold {arguments.threshold} --tool-choice {arguments.tool_choice}",
         "machine": machine(),
         "requests": asked.total(),
-        "right": right.total(),
+        "right": mean(shares),
+        "right_deviation": stdev(shares) if len(shares) > 1 else None,
         "by_kind": {kind: {"requests": count, "right": right[kind]} for kind, count in sorted(asked.items())},
     }
     print(json.dumps(report, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def sample(seed: int, tool_choice: str) -> Iterator[TaskExample]:
+    """Yield held-out examples; with `required`, those whose right answer is a call."""
+    for example in examples(FAMILIES[TASK], "heldout", seed):
+        if tool_choice == "auto" or kind_of(example) == "call":
+            yield example
 
 
 def request_body(example: TaskExample, model: str) -> dict[str, Any]:

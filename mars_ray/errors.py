@@ -3,19 +3,24 @@
 MarsRayError
 ├── InputError                an input or option cannot be used           exit code 2
 │   ├── ConfigError           a setting is unknown, missing or out of range
+│   │   └── UnknownNameError  no key or account has this name
 │   ├── DataError             a data file is missing, unreadable or not of the expected form
 │   │   ├── EmptyDataError    a data file holds no usable record
 │   │   └── BadRecordError    one record of a data file is not usable
 │   ├── ModelError            a model folder is missing or incomplete
 │   │   ├── UnsafeModelError  loading a model would run code that came with it
-│   │   └── AdapterError      an adapter is incomplete, or was trained for another base model
+│   │   └── AdapterError      an adapter is incomplete, too large, or was trained for another base model
 │   ├── OutputError           the output folder is in use or not writable
 │   ├── ClusterError          the Ray cluster is too small for the options
 │   ├── ReportError           a report of a replica, or its directive, is invalid
 │   └── RequestError          a request to the engine is not usable
 │       ├── PromptTooLongError  the prompt does not fit the model's context
 │       ├── GrammarError      the schema or regular expression cannot be used
-│       └── ResponseNotFoundError  a stored response does not exist or is another key's
+│       ├── ResponseNotFoundError  a stored response does not exist or is another account's
+│       ├── StoredNotFoundError  a file or a batch does not exist or is another owner's
+│       ├── QuotaError        an owner has stored as much as the limits allow
+│       ├── BatchEndedError   a batch has ended, so it cannot be cancelled
+│       └── FileInUseError    a batch that has not ended needs the file
 └── RunError                  the work started but could not be finished  exit code 1
     ├── DivergedError         the loss is no longer a finite number
     ├── QueueFullError        the queue of the engine is full
@@ -49,6 +54,10 @@ class ConfigError(InputError):
     """A setting is unknown, missing or out of range."""
 
 
+class UnknownNameError(ConfigError):
+    """No key or account has this name."""
+
+
 class DataError(InputError):
     """A data file is missing, unreadable or not of the expected form."""
 
@@ -74,7 +83,12 @@ class UnsafeModelError(ModelError):
 
 
 class AdapterError(ModelError):
-    """An adapter is incomplete, or was trained for another base model."""
+    """An adapter cannot be used: it is incomplete, was trained for another base model, or is too large for the memory
+    that is set for adapters. `adapter` is the name that requests use for it, if it has one."""
+
+    def __init__(self, message: str, *, adapter: str | None = None) -> None:
+        super().__init__(message)
+        self.adapter = adapter
 
 
 class OutputError(InputError):
@@ -102,7 +116,24 @@ class GrammarError(RequestError):
 
 
 class ResponseNotFoundError(RequestError):
-    """No stored response of this owner has the id: it was never stored, has expired, or belongs to another key."""
+    """No stored response of this owner has the id: it was never stored, has expired, or belongs to another account."""
+
+
+class StoredNotFoundError(RequestError):
+    """No file or batch of this owner has the id: it never existed, was deleted or has expired, or belongs to another
+    owner."""
+
+
+class QuotaError(RequestError):
+    """An owner has stored as much as the limits allow."""
+
+
+class BatchEndedError(RequestError):
+    """A batch has ended, so it cannot be cancelled."""
+
+
+class FileInUseError(RequestError):
+    """A file cannot be deleted, because a batch that has not ended needs it."""
 
 
 class RunError(MarsRayError):

@@ -97,6 +97,13 @@ def delete_application(name: str) -> None:
     serve.delete(name, _blocking=False)
 
 
+def deploy_application(app: Any, name: str) -> None:
+    """Begin to deploy a Serve application without a route, and return at once. The public `serve.run` waits."""
+    from ray import serve
+
+    serve.run_many([serve.RunTarget(app, name=name, route_prefix=None)], wait_for_applications_running=False)
+
+
 def serve_http_options() -> Any:
     """Return the HTTP options of Ray Serve, such as its port. A replica has no public way to read them."""
     from ray.serve.context import _get_global_client

@@ -1,11 +1,13 @@
 """Replay the proposals of the bundled model in an engine with random weights, for realistic step times."""
 
+from collections import abc
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from benchmarks.decode.script import Script
+from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.execution.model_runner import ForwardOutput, ModelRunner
+from mars_ray.engine.execution.model_runner import ForwardOutput, ModelRunner, PackedAdapter
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import EngineOptions
@@ -28,7 +30,14 @@ class _Replay:
         self._runner = runner
         self._slots = slots
         self._scripts = scripts
-        self.mask_samplers = runner.mask_samplers
+
+    def pack(self, lora: GatedLoRA) -> PackedAdapter:
+        """Pack an adapter for the wrapped runner."""
+        return self._runner.pack(lora)
+
+    def use(self, adapters: abc.Sequence[Any]) -> None:
+        """Let the wrapped runner use the adapters."""
+        self._runner.use(adapters)
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         output = self._runner.run(batch)

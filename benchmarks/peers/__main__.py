@@ -6,12 +6,14 @@ The other engines are extras of the package: `pip install 'mars-ray[peers-openvi
 """
 
 import argparse
+import os
 from pathlib import Path
 
 from benchmarks.peers.comparison import compare_peers
 from benchmarks.peers.report import report, show
 from benchmarks.whole_numbers import whole_numbers
 from mars_ray.cli.shared import write_json
+from mars_ray.engine.kernels.families import VARIABLE
 from mars_ray.program import run_program
 from mars_ray.usable_cpus import usable_cpus
 
@@ -38,6 +40,8 @@ def main() -> None:
     show(options.model, options.threads, comparison)
     command = f"python -m benchmarks.peers --model {options.model} --batch {options.batch} --peers {options.peers}"
     command += f" --requests {options.requests} --repeats {options.repeats} --threads {options.threads}"
+    if family := os.environ.get(VARIABLE):
+        command = f"{VARIABLE}={family} {command}"
     write_json(options.json, report(options.model, options.threads, comparison, command))
 
 

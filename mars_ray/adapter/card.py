@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mars_ray.errors import AdapterError
+from mars_ray.errors import AdapterError, ModelError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import is_elsewhere, resolve_model
@@ -87,9 +87,12 @@ def resolve_adapter(name: str | None) -> Path | None:
     return folder.absolute()
 
 
-def check_base(card: AdapterCard, folder: Path, base: Path) -> None:
-    """Raise `AdapterError` unless the adapter in `folder` was trained on the model in `base`."""
-    digest = weights_digest(base)
+def check_base(card: AdapterCard, folder: Path, base: Path, digest: str | None = None) -> None:
+    """Raise `AdapterError` unless the adapter in `folder` was trained on the model in `base`.
+
+    `digest` is the digest of the model; None computes it, which reads all weights of the model.
+    """
+    digest = digest or weights_digest(base)
     if card.base_digest != digest:
         raise AdapterError(
             f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}), but the model in {base} has "
@@ -98,10 +101,19 @@ def check_base(card: AdapterCard, folder: Path, base: Path) -> None:
 
 
 def resolve_adapters(adapter: str | None, named: Mapping[str, str]) -> dict[str | None, Path]:
-    """Return the folders of the named adapters, keyed by name, and of the default adapter, if any, under the key
-    None."""
-    folders = {name: folder for name, value in named.items() if (folder := resolve_adapter(value))}
-    return unnamed(resolve_adapter(adapter)) | folders
+    """Return the folders of the named adapters, keyed by name, and of the default adapter, if any, under the key None.
+
+    Raises `AdapterError` with the name of the first adapter that is not found.
+    """
+    folders = unnamed(resolve_adapter(adapter))
+    for name, value in named.items():
+        try:
+            folder = resolve_adapter(value)
+        except ModelError as error:
+            raise AdapterError(f"adapter {name!r}: {error}", adapter=name) from error
+        assert folder is not None
+        folders[name] = folder
+    return folders
 
 
 def decoding_card(base: Path, adapter: Path | None) -> Card | AdapterCard | None:

@@ -12,6 +12,7 @@ Never: loads an adapter for a base other than the one it was trained on.
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from mars_ray.adapter.stored_tensors import adapter_of, stored_tensors
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.checkpoint import save_folder
+from mars_ray.model.digest import weights_digest
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -71,14 +73,29 @@ class Adapter:
     card: AdapterCard
 
 
-def load_adapter(folder: Path, base: Path) -> Adapter:
-    """Load the adapter in `folder` in float32, in eval mode and without gradients.
+class AdapterLoader:
+    """Loads adapters of the model in `base`. The weights of the model are read once, for their digest."""
 
-    Raises `AdapterError` if the adapter is incomplete or was trained on a model other than the one in `base`.
-    """
-    card = read_adapter_card(folder)
-    check_base(card, folder, base)
-    return Adapter(_load(folder).requires_grad_(False).eval(), card)
+    def __init__(self, base: Path) -> None:
+        self._base = base
+
+    @cached_property
+    def _digest(self) -> str:
+        return weights_digest(self._base)
+
+    def load(self, folder: Path) -> Adapter:
+        """Load the adapter in `folder` in float32, in eval mode and without gradients.
+
+        Raises `AdapterError` if the adapter is incomplete or was trained on another model.
+        """
+        card = read_adapter_card(folder)
+        check_base(card, folder, self._base, self._digest)
+        return Adapter(_load(folder).requires_grad_(False).eval(), card)
+
+
+def load_adapter(folder: Path, base: Path) -> Adapter:
+    """Load the adapter in `folder`, which was trained on the model in `base`. Raises the errors of `AdapterLoader`."""
+    return AdapterLoader(base).load(folder)
 
 
 def start_from(adapter: GatedLoRA, folder: Path) -> None:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from mars_ray.cli.shared import print_line
 from mars_ray.control.policies.bounds import describe_raised_floor
 from mars_ray.errors import ConfigError, RunError
 
@@ -45,12 +46,12 @@ def status(
     """Show the replicas, the load, and the thresholds with the reasons for them, until Ctrl-C is pressed."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if once or not console.is_terminal:
-        console.print(*_tables(_send("GET", url, api_key)))
+        console.print(*_tables(send_request("GET", url, api_key, "/control")))
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
             grid = Table.grid()
-            for table in _tables(_send("GET", url, api_key)):
+            for table in _tables(send_request("GET", url, api_key, "/control")):
                 grid.add_row(table)
             live.update(grid, refresh=True)
             time.sleep(EVERY_SECONDS)
@@ -69,23 +70,27 @@ def set_threshold(
     """Set a threshold, overriding the policy."""
     seconds = None if duration is None else seconds_of(duration, "--for")
     body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
-    _send("PUT", url, api_key, "/threshold", json=body)
+    send_request("PUT", url, api_key, "/control/threshold", json=body)
     until = f"for {duration}" if duration else "until it is cleared"
-    _print_line(f"threshold {threshold:g} for {service_class or 'all classes'}, {until}.")
+    print_line(f"threshold {threshold:g} for {service_class or 'all classes'}, {until}.")
 
 
 @threshold_app.command("clear")
 def clear_threshold(service_class: ServiceClass = None, url: Url = URL, api_key: ApiKey = None) -> None:
     """Clear an override, so that the policy decides again."""
     params = {} if service_class is None else {"service_class": service_class}
-    _send("DELETE", url, api_key, "/threshold", params=params)
-    _print_line(f"the policy decides for {service_class or 'all classes'}.")
+    send_request("DELETE", url, api_key, "/control/threshold", params=params)
+    print_line(f"the policy decides for {service_class or 'all classes'}.")
 
 
-def _send(method: str, url: str, api_key: str | None, path: str = "", **arguments: Any) -> Any:
+def send_request(method: str, url: str, api_key: str | None, path: str, **arguments: Any) -> Any:
+    """Return the parsed answer of an endpoint to an operator's request; None for an empty answer.
+
+    Raises `ConfigError` for a refused request, and `RunError` if the endpoint does not answer it.
+    """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        response = httpx2.request(method, f"{url.rstrip('/')}/control{path}", headers=headers, timeout=10, **arguments)
+        response = httpx2.request(method, f"{url.rstrip('/')}{path}", headers=headers, timeout=10, **arguments)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise RunError(f"{url} cannot be reached ({error}). Start the endpoint, or check --url.") from None
     if response.status_code == 204:
@@ -175,7 +180,3 @@ def _prices(status: dict[str, Any]) -> list[Table]:
 
 def _shown(value: float | None, form: str) -> str:
     return "not measured" if value is None else f"{value:{form}}"
-
-
-def _print_line(line: str) -> None:
-    print(f"mars-ray: {line}", file=sys.stderr)

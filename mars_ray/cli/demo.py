@@ -21,7 +21,7 @@ def demo(
 ) -> None:
     """Compare the modes ar, exact and threshold on this machine, and race them on a few prompts.
 
-    Without --model, the bundled model answers 240 prompts at each setting, which takes a minute.
+    Without --model, the bundled model answers 260 prompts at each setting, which takes a minute.
     """
     from mars_ray.adapter.card import shipped_adapters
     from mars_ray.demo.race import PROMPTS, RacePrompt

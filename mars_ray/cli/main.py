@@ -9,16 +9,19 @@ from typing import Annotated
 
 import typer
 
+from mars_ray.cli.audit import audit
 from mars_ray.cli.bench import bench_app
 from mars_ray.cli.control import status, threshold_app
 from mars_ray.cli.demo import demo
 from mars_ray.cli.evaluate import evaluate
 from mars_ray.cli.generate import generate
-from mars_ray.cli.keys import keys_app
+from mars_ray.cli.keys import accounts_app, keys_app
+from mars_ray.cli.models import models_app
 from mars_ray.cli.plan import plan
 from mars_ray.cli.serve import serve
 from mars_ray.cli.simulate import simulate
 from mars_ray.cli.training import calibrate, prepare, train
+from mars_ray.cli.usage import usage
 from mars_ray.program import run_program
 
 app = typer.Typer(
@@ -44,9 +47,16 @@ def _options(
     """Handle the options that come before the command."""
 
 
-for command in (status, generate, evaluate, train, prepare, calibrate, serve, demo, simulate, plan):
+for command in (status, audit, usage, generate, evaluate, train, prepare, calibrate, serve, demo, simulate, plan):
     app.command()(command)
-for name, group in (("bench", bench_app), ("keys", keys_app), ("threshold", threshold_app)):
+GROUPS = {
+    "bench": bench_app,
+    "keys": keys_app,
+    "accounts": accounts_app,
+    "models": models_app,
+    "threshold": threshold_app,
+}
+for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
 

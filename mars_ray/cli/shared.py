@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -143,3 +144,8 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def print_line(line: str) -> None:
+    """Print a line for people, next to the output of the command."""
+    print(f"mars-ray: {line}", file=sys.stderr)

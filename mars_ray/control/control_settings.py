@@ -41,7 +41,7 @@ class ControlSettings(_Settings):
     """'fixed' never lowers thresholds. 'load' follows the number of requests, 'slo' the measured latency, 'capacity'
     the demand relative to the measured speed, and 'deadline' the remaining work of a batch job."""
     slo: SloSettings = SloSettings()
-    """Latency promised to callers, for the policies 'slo' and 'capacity'."""
+    """Latency promised to callers, for the policies 'slo' and 'capacity' and for the number of desired replicas."""
     headroom: float = Field(0.02, ge=0, lt=1)
     """Share of the replicas' time, or of a batch job's time, that is kept free."""
     recover_s: float = Field(40.0, ge=0)

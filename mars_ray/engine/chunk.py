@@ -53,6 +53,10 @@ class Finished:
     """Number of forwards that produced at least one token."""
     queued_s: float
     """Seconds that the sequence waited in the queue until it first ran, or until it ended without running."""
+    prefill_s: float = 0.0
+    """Seconds from the first run of the sequence to its first token, or to its end without a token."""
+    decode_s: float = 0.0
+    """Seconds from the first token of the sequence to its end."""
     error: MarsRayError | None = None
     """The error, if `reason` is "error"."""
 
@@ -79,6 +83,9 @@ class Chunk:
     log-probabilities at temperature 0. The tokens of the last step are not audited."""
     threshold: float = 1.0
     """Threshold in this step."""
+    accepted: tuple[tuple[float, int], ...] = ()
+    """Number of tokens accepted at masks without verification, by the threshold in force. Only thresholds with such
+    tokens are listed."""
     masks: int = 0
     """Number of masks in this step."""
     finished: Finished | None = None

@@ -62,6 +62,9 @@ class EngineTuning:
     quantize: Quantize | None = None
     """Number format that weights are rounded to when the engine starts; None keeps them unchanged. Requires a CPU that
     the kernels of `engine/kernels` support."""
+    adapter_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory of adapters with a name, in GiB. Adapters beyond it leave the memory in least-recently-used order, when no
+    request uses them, and return with the next request for them. None keeps all in memory."""
     compiled: bool = True
     """Compile steps in the background, if they run through torch and a compiler is present."""
     rehearse: Annotated[str, AfterValidator(_machine_in_a_file)] | None = None

@@ -3,7 +3,7 @@
 Values are checked when a request is created. `core/limits` checks the limits that depend on the model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from reprlib import repr as shortened
@@ -209,6 +209,8 @@ class Request:
     partial_answers: Mapping[int, PartialAnswer] = field(default_factory=dict)
     """Answers to continue, by their index among the n answers. Answers without an entry have ended. An empty mapping
     requests all n answers from their first token."""
+    trace_id: str = ""
+    """Trace id of the request, for exemplars of metrics: 32 hexadecimal digits, or empty if it is not traced."""
 
     @property
     def indices(self) -> Sequence[int]:
@@ -245,3 +247,11 @@ def _check_stops(stops: object) -> None:
 def seed_of(name: str) -> int:
     """Return a seed below 2**63 that depends on `name` only."""
     return int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1
+
+
+def check_adapter(name: str | None, known: Collection[str]) -> None:
+    """Raise a `RequestError` if `name` is neither None nor among the `known` names of an engine's adapters."""
+    if name is not None and name not in known:
+        raise RequestError(
+            f"adapter is {shortened(name)}; this engine has {', '.join(known) or 'no adapters with a name'}."
+        )

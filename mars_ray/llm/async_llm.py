@@ -1,13 +1,13 @@
 """`AsyncLLM`: `LLM` for asyncio programs. The model decodes in a separate process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.adapter.card import resolve_adapter, unnamed
+from mars_ray.adapter.card import resolve_adapter, resolve_adapters, unnamed
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
@@ -77,6 +77,15 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.engine.close()
 
+    async def set_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Have exactly these adapters with a name: folders, URLs or hub names, keyed by the names that `adapter` takes.
+
+        Answers that have begun keep their adapter. Adapters beyond `adapter_memory_gib` are loaded when they are
+        needed. Raises `AdapterError` for the first one that cannot be used; then nothing has changed.
+        """
+        folders = await asyncio.to_thread(resolve_adapters, None, adapters)
+        await self.engine.set_adapters({name: folder for name, folder in folders.items() if name is not None})
+
     async def generate(
         self,
         prompt: TextOrTokens,
@@ -84,11 +93,12 @@ class AsyncLLM:
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
+        adapter: str | None = None,
         schema: Schema | None = None,
     ) -> RequestOutput:
         """Continue a prompt, as `LLM.generate` does. Cancelling the task cancels the request."""
         encoded = encode_prompt(self.tokenizer, prompt)
-        request = self._request(encoded, sampling_params, threshold, mode, schema)
+        request = self._request(encoded, sampling_params, threshold, mode, adapter, schema)
         return await self._answer(request)
 
     async def chat(
@@ -98,6 +108,7 @@ class AsyncLLM:
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
+        adapter: str | None = None,
         schema: Schema | None = None,
         tools: Tools = (),
         tool_choice: ToolChoice = "auto",
@@ -105,9 +116,9 @@ class AsyncLLM:
         """Answer a conversation, as `LLM.chat` does. Cancelling the task cancels the request."""
         if not tools:
             encoded = encode_conversation(self.tokenizer, messages)
-            return await self._answer(self._request(encoded, sampling_params, threshold, mode, schema))
+            return await self._answer(self._request(encoded, sampling_params, threshold, mode, adapter, schema))
         [prompt] = plan_with_tools(self.tokenizer, [messages], tools, tool_choice)
-        request = self._request(tuple(prompt.ids), sampling_params, threshold, mode, schema, [prompt.plan])
+        request = self._request(tuple(prompt.ids), sampling_params, threshold, mode, adapter, schema, [prompt.plan])
         return await self._answer(request, prompt.plan)
 
     async def stream(
@@ -117,6 +128,7 @@ class AsyncLLM:
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
+        adapter: str | None = None,
         schema: Schema | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Answer a conversation, and yield chunks with the `text` and `tokens` that each step adds to an answer.
@@ -125,7 +137,7 @@ class AsyncLLM:
         early, call `aclose` or cancel the task.
         """
         encoded = encode_conversation(self.tokenizer, messages)
-        request = self._request(encoded, sampling_params, threshold, mode, schema)
+        request = self._request(encoded, sampling_params, threshold, mode, adapter, schema)
         async for chunk in self.engine.generate(request):
             yield chunk
 
@@ -135,6 +147,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         threshold: float | None,
         mode: Mode | str,
+        adapter: str | None,
         schema: Schema | None,
         plans: Sequence[AnswerPlan] = (),
     ) -> Request:
@@ -146,6 +159,7 @@ class AsyncLLM:
             schema=schema,
             default=self.default_sampling_params,
             plans=plans,
+            adapter=adapter,
         )
         return request
 

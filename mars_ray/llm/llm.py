@@ -1,12 +1,13 @@
 """`LLM`: answer a list of prompts in this process."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Self
 
-from mars_ray.adapter.card import resolve_adapter, unnamed
+from mars_ray.adapter.card import resolve_adapter, resolve_adapters, unnamed
+from mars_ray.engine.core.adapters import LoadedAdapter
 from mars_ray.engine.core.load import best_device
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.core.start import start_engine
@@ -14,7 +15,8 @@ from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineName, EngineOptions
-from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.engine.request import Request, SamplingParams, check_adapter
+from mars_ray.errors import AdapterError
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
     Conversation,
@@ -61,7 +63,32 @@ class LLM:
         self.default_sampling_params = SamplingParams(**generation_defaults(resolved.folder))
         """Sampling parameters from the model's generation_config.json, used if a call passes none."""
         options = options if engine is None else replace(options, engine=engine)
+        self._adapter_memory_gib = options.adapter_memory_gib
+        self._adapters: dict[str, LoadedAdapter] = {}
         self.engine, self.tokenizer = start_engine(resolved, options, unnamed(adapter_folder))
+
+    def set_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Have exactly these adapters with a name: folders, URLs or hub names, keyed by the names that `adapter` takes.
+
+        All are loaded now and stay in memory, so together they must fit into `adapter_memory_gib`. Raises
+        `AdapterError` for the first one that cannot be used; then nothing has changed.
+        """
+        loaded: dict[str, LoadedAdapter] = {}
+        for name, folder in resolve_adapters(None, adapters).items():
+            assert name is not None
+            try:
+                loaded[name] = self.engine.load_adapter(folder)
+            except AdapterError as error:
+                raise AdapterError(f"adapter {name!r}: {error}", adapter=name) from error
+            gib = sum(adapter.nbytes for adapter in loaded.values()) / 2**30
+            if self._adapter_memory_gib is not None and gib > self._adapter_memory_gib:
+                raise AdapterError(
+                    f"the adapters up to {name!r} take {gib:.3f} GiB, but adapter_memory_gib is "
+                    f"{self._adapter_memory_gib}. Raise it, or set fewer adapters.",
+                    adapter=name,
+                )
+        self.engine.set_adapters(loaded)
+        self._adapters = loaded
 
     def generate(
         self,
@@ -70,6 +97,7 @@ class LLM:
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
+        adapter: str | None = None,
         schema: Schema | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -78,14 +106,14 @@ class LLM:
         A prompt is a text or a sequence of token ids. `threshold` is the confidence at or above which a proposed token
         is accepted without verification. At 1, the default, every token is verified, and the answers are the same as
         when decoding one token at a time. A lower threshold needs fewer forwards. `mode` is "threshold", "exact" or
-        "ar" (one token at a time). `schema` is a JSON schema that every answer follows. `progress` shows a progress
-        bar; None shows one only on a terminal.
+        "ar" (one token at a time). `adapter` is a name that `set_adapters` has set. `schema` is a JSON schema that
+        every answer follows. `progress` shows a progress bar; None shows one only on a terminal.
 
         Raises `RequestError`, before any work, for a prompt or a value that cannot be served. An answer that fails
         halfway has the finish reason "error"; the other answers continue.
         """
         encoded = [encode_prompt(self.tokenizer, prompt) for prompt in as_prompts(prompts)]
-        return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
+        return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress)
 
     def chat(
         self,
@@ -94,6 +122,7 @@ class LLM:
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
+        adapter: str | None = None,
         schema: Schema | None = None,
         tools: Tools = (),
         tool_choice: ToolChoice = "auto",
@@ -109,11 +138,11 @@ class LLM:
         conversations = as_conversations(messages)
         if not tools:
             encoded = [encode_conversation(self.tokenizer, conversation) for conversation in conversations]
-            return self._answer(encoded, sampling_params, threshold, mode, schema, progress)
+            return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress)
         prompts = plan_with_tools(self.tokenizer, conversations, tools, tool_choice)
         encoded = [tuple(prompt.ids) for prompt in prompts]
         plans = [prompt.plan for prompt in prompts]
-        return self._answer(encoded, sampling_params, threshold, mode, schema, progress, plans)
+        return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress, plans)
 
     def close(self) -> None:
         """Stop the background compilation."""
@@ -131,6 +160,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         threshold: float | None,
         mode: Mode | str,
+        adapter: str | None,
         schema: Schema | None,
         progress: bool | None,
         plans: Sequence[AnswerPlan] = (),
@@ -143,7 +173,9 @@ class LLM:
             schema=schema,
             default=self.default_sampling_params,
             plans=plans,
+            adapter=adapter,
         )
+        check_adapter(adapter, self._adapters)
         for request in requests:
             self.engine.limits.check(request)
             if request.sampling.grammar is not None:

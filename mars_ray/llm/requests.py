@@ -80,6 +80,7 @@ def make_requests(
     schema: Schema | None,
     default: SamplingParams,
     plans: Sequence[AnswerPlan] = (),
+    adapter: str | None = None,
 ) -> list[Request]:
     """Return one request per prompt; `default` replaces missing sampling parameters.
 
@@ -102,7 +103,7 @@ def make_requests(
         sampling = [sampling_with_plan(params, plan) for params, plan in zip(sampling, plans, strict=True)]
     if mode not in list(Mode):
         raise RequestError(f"mode is {mode!r}; choose one of {', '.join(Mode)}.")
-    decode = DecodeParams(mode=Mode(mode), threshold=threshold)
+    decode = DecodeParams(mode=Mode(mode), threshold=threshold, adapter=adapter)
     return [
         Request(id=f"llm-{next(_numbers)}", prompt=prompt, sampling=params, decode=decode)
         for prompt, params in zip(prompts, sampling, strict=True)

@@ -26,12 +26,14 @@ from mars_ray.model.network import load_network
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A decoder, its tokenizer, the id of its mask token, and the card of its training."""
+    """A decoder, its tokenizer, the id of its mask token, the card of its training, and its folder."""
 
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     mask_id: int
     card: Card | None
+    folder: Path | None = None
+    """The folder that the network was loaded from; None for a network that was made in memory."""
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -69,7 +71,7 @@ def load_model(
             f"{model.folder}: mars.json says the mask token has id {card.mask_token_id}, the tokenizer says {mask_id}. "
             "The card or the tokenizer belongs to another checkpoint."
         )
-    return Checkpoint(network=network.to(device).eval(), tokenizer=tokenizer, mask_id=mask_id, card=card)
+    return Checkpoint(network.to(device).eval(), tokenizer, mask_id, card, model.folder)
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype | None = None) -> None:

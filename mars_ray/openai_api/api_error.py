@@ -17,6 +17,7 @@ ErrorType = Literal[
     "permission_error",
     "not_found_error",
     "rate_limit_error",
+    "insufficient_quota",
     "server_error",
 ]
 
@@ -76,6 +77,10 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.PromptTooLongError: _ErrorKind(400, "invalid_request_error", "context_length_exceeded", shown=True),
     errors.GrammarError: _ErrorKind(400, "invalid_request_error", None, shown=True, param="response_format"),
     errors.ResponseNotFoundError: _ErrorKind(404, "invalid_request_error", "response_not_found", shown=True),
+    errors.StoredNotFoundError: _ErrorKind(404, "invalid_request_error", "not_found", shown=True),
+    errors.QuotaError: _ErrorKind(413, "invalid_request_error", "quota_exceeded", shown=True),
+    errors.BatchEndedError: _ErrorKind(409, "invalid_request_error", "batch_ended", shown=True),
+    errors.FileInUseError: _ErrorKind(409, "invalid_request_error", "file_in_use", shown=True),
     errors.QueueFullError: _ErrorKind(429, "rate_limit_error", "overloaded", shown=True),
     # 408 means that the caller was too slow: here, too slow to read the response instead of to write the request.
     errors.SlowReaderError: _ErrorKind(408, "invalid_request_error", "slow_reader", shown=True),

@@ -26,12 +26,16 @@ class ResponseUsage:
     """The finish reason of each sequence."""
     threshold_low: float | None = None
     threshold_high: float | None = None
+    accepted: dict[float, int] = field(default_factory=dict)
+    """Number of tokens that were accepted without verification, by the threshold in force."""
     migrations: int = 0
     """Number of times that a begun stream moved to another engine."""
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk to the totals."""
         self.tokens += len(chunk.tokens)
+        for threshold, tokens in chunk.accepted:
+            self.accepted[threshold] = self.accepted.get(threshold, 0) + tokens
         if chunk.tokens:
             low = self.threshold_low
             high = self.threshold_high

@@ -1,6 +1,7 @@
 """Write files and folders that appear either complete or not at all, on a disk or in a store."""
 
 import os
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +46,29 @@ def write_folder(target: AnyPath, write: Callable[[Path], object], *, last: str)
                 target.fs.put_file(str(path), (target / path.relative_to(folder).as_posix()).path)
 
 
+def create_file(path: AnyPath, content: bytes) -> bool:
+    """Durably create a file unless it exists, and return whether it was created.
+
+    The file appears whole. Its folder must exist on a disk. Raises the errors of the disk or of the store's client.
+    """
+    if not isinstance(path, Path):
+        return create_object(path, content)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(partial)  # unlike a rename, a link never replaces a file
+        except FileExistsError:
+            return False
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    return True
+
+
 def create_object(path: UPath, content: bytes) -> bool:
     """Create an object unless it exists, and return whether it was created. Raises the errors of the store's client.
 
@@ -65,8 +89,13 @@ def _to_disk(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make new names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # makes the new name durable
+        os.fsync(folder)
     finally:
         os.close(folder)

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,8 +18,9 @@ from mars_ray.adapter.card import CONFIG_FILE
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, new_adapter
 from mars_ray.engine.execution.torch_runner import TorchRunner
-from mars_ray.engine.kernels.build import KernelError, kernel_library
+from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.decoder import FusedDecoder
+from mars_ray.engine.kernels.families import KernelError
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.errors import AdapterError
 from mars_ray.model.digest import weights_digest
@@ -34,6 +36,13 @@ def base() -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = KERNEL_SIZES | {"num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 96}
     return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Compile the kernels once, before hypothesis measures how long an example takes."""
+    with suppress(KernelError):
+        kernel_library()
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +77,10 @@ def put_to(base: PreTrainedModel, lora: GatedLoRA, kernels: bool) -> None:
             kernel_library()
         except KernelError as reason:
             pytest.skip(f"no kernels here: {reason}")
-        FusedDecoder(base, mask_id=0, quantize=None, consume=False, adapters=[lora])
+        FusedDecoder(base, mask_id=0, quantize=None, consume=False).pack(lora)
     else:
         cache = SlotKVCache(base.config, base.dtype, base.device)
-        TorchRunner(base, cache, mask_id=0, compiled=False, adapters=[lora]).close()
+        TorchRunner(base, cache, mask_id=0, compiled=False).pack(lora)
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -81,7 +90,10 @@ def test_a_tensor_of_another_shape_is_refused_by_name(
 ) -> None:
     tensors = load_file(folders[0] / WEIGHTS_FILE)
     name = data.draw(st.sampled_from(sorted(tensors)))
-    shape = data.draw(st.lists(SIZES, max_size=3).filter(lambda sizes: sizes != list(tensors[name].shape)))
+    own = list(tensors[name].shape)
+    shape = data.draw(st.lists(SIZES, max_size=3).filter(lambda sizes: sizes != own))
+    if name == "mask_embedding":  # any number of them fits, because further masks share the last one
+        assume(not (len(shape) == 2 and shape[0] and shape[1] == own[1]))
     tensors[name] = torch.zeros(shape)
     part = "sampler|mask_embedding" if name.startswith(("sampler", "mask")) else name.split(".")[-3]
     with pytest.raises(AdapterError, match=part):

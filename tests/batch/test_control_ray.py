@@ -34,6 +34,7 @@ def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateO
     return generate_options(source, place / "out", model, sampling=sampling, deadline_s=deadline_s)
 
 
+@pytest.mark.slow
 def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tmp_path: Path) -> None:
     done = generate_files(options(tmp_path, model_folder, 20, deadline_s=3600))
     assert done.deadline.endswith("before the deadline")

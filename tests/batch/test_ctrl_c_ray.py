@@ -20,6 +20,7 @@ SHORT, LONG = 4, 8
 SECONDS = 240
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_rows_that_were_finished(tmp_path: Path) -> None:
     source, output = tmp_path / "rows.jsonl", tmp_path / "out"
     sampling = {"ignore_eos": True}

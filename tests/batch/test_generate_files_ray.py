@@ -71,6 +71,7 @@ def options(source: AnyPath, output: AnyPath, model: Path, **changes: Any) -> Ge
     return generate_options(source, output, model, **({"sampling": SAMPLING, "decode": DECODE} | changes))
 
 
+@pytest.mark.slow
 def test_rows_of_a_store_are_answered_into_a_store_each_once(model_folder: Path, bucket: UPath) -> None:
     source, output = bucket / "rows.jsonl.gz", bucket / "out"
     source.write_bytes(gzip.compress(lines()))
@@ -119,6 +120,7 @@ def test_the_same_call_leaves_what_is_done_as_it_is_and_does_what_was_added_to_t
     assert [row for row in found if row["id"] in {each["id"] for each in rows}] == rows
 
 
+@pytest.mark.slow
 def test_tokens_and_rows_under_way_are_shown_before_the_first_row_is_done(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +168,7 @@ def test_other_settings_are_refused_unless_the_job_is_new(model_folder: Path, tm
     assert before["id"] == answered(output)[0]["id"], "the outputs can be joined"
 
 
+@pytest.mark.slow
 def test_rows_of_parquet_keep_their_columns_and_say_how_they_are_to_be_decoded(
     model_folder: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +227,7 @@ def test_more_than_the_cluster_has_is_refused(model_folder: Path, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_only_a_worker_finds_is_said_in_its_words_and_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}')
     broken = shutil.copytree(model_folder, tmp_path / "broken")

@@ -54,6 +54,7 @@ def kill_an_engine(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_anothers_with_two_stages_a_failing_row_and_a_killed_engine(
     model_folder: Path, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_neighbours_that_ask_for_gpus_and_an_engine_that_does_leave_nobody_waiti
     assert len(found) == 24
 
 
+@pytest.mark.slow
 def test_stages_in_a_row_share_engines_and_keep_the_columns_as_they_were(model_folder: Path) -> None:
     columns = {"id": pa.array(range(30), pa.int32()), "tags": pa.array([["a"], None] * 15), "text": ["theirs"] * 30}
     given = ray.data.from_arrow(pa.table(columns))

@@ -25,7 +25,7 @@ def test_lengths_are_those_of_answers(workload: Workload) -> None:
     assert workload.tokens == sum(workload.lengths)
 
 
-@pytest.mark.parametrize("requests", [0, 241])
+@pytest.mark.parametrize("requests", [0, 261])
 def test_more_requests_than_prompts_are_refused(bundled: Checkpoint, requests: int) -> None:
-    with pytest.raises(ConfigError, match=f"requests is {requests}; it must be in 1..240"):
+    with pytest.raises(ConfigError, match=f"requests is {requests}; it must be in 1..260"):
         bundled_workload(bundled, requests, seed=0)

@@ -7,8 +7,10 @@ import pytest
 
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.control_settings import ControlPlan, PolicyName, SloSettings
+from mars_ray.control.core.batch_job import BACKLOG_S
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.overrides import Override, from_json, to_json
+from mars_ray.control.core.policy_changes import PolicyChange
 from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError, ReportError
@@ -43,7 +45,14 @@ class Cluster:
         self.restart()
 
     def restart(self) -> None:
-        self.controller = Controller(self.plan, store=self.store, clock=self.clock, unix_clock=self.clock)
+        self.changes: list[PolicyChange] = []
+        self.controller = Controller(
+            self.plan,
+            store=self.store,
+            clock=self.clock,
+            unix_clock=self.clock,
+            observe_change=self.changes.append,
+        )
 
     def run(self, seconds: int, shares: Sequence[float], name: str | None = None) -> list[list[float]]:
         """Ask each replica for a share of its time at the ceiling; return the thresholds of each second."""
@@ -222,6 +231,20 @@ def test_an_override_without_a_class_is_for_all_and_so_is_clearing() -> None:
     assert [each.override for each in cluster.controller.status().classes] == [None, None]
 
 
+def test_changes_by_the_policy_are_observed_with_the_load_and_those_of_operators_are_not() -> None:
+    cluster = Cluster(plan_of())
+    cluster.controller.set_threshold(0.8, None, 30.0)
+    cluster.run(20, [0.0])
+    assert cluster.changes == []
+    cluster.run(120, [2.5])
+    first, *others = cluster.changes
+    assert first.before == 0.8
+    lowest = min(cluster.changes, key=lambda change: change.lowest)
+    assert lowest.lowest == 0.5 and lowest.load is not None and lowest.load > 1
+    assert "of the capacity at full quality" in lowest.cause
+    assert len(others) <= 2, "no more than one a minute"
+
+
 def test_an_override_ends_by_itself() -> None:
     cluster = Cluster(TWO)
     cluster.controller.set_threshold(0.8, "gold", 30.0)
@@ -296,17 +319,26 @@ def test_workers_of_a_job_that_is_short_of_time_follow_its_backlog() -> None:
 
 
 def test_the_time_left_goes_on_between_what_a_driver_tells() -> None:
-    cluster = told(SPEED_8.max_tokens_s(0.95) * 2 * 60, 100.0)
+    cluster = told(SPEED_8.max_tokens_s(0.95) * 2 * 14, 20.0)
     assert cluster.run(2, [0.9, 0.9])[-1] == [0.95, 0.95]
-    assert cluster.run(90, [0.9, 0.9])[-1] == [0.5, 0.5]
+    assert cluster.run(12, [0.9, 0.9])[-1] == [0.5, 0.5]
+
+
+def test_a_backlog_that_its_driver_does_not_renew_is_forgotten() -> None:
+    cluster = told(2e6, 100.0)
+    assert cluster.run(int(BACKLOG_S), [0.9, 0.9])[-1] == [0.5, 0.5]
+    assert cluster.controller.job()
+    assert cluster.run(60, [0.9, 0.9])[-1] == [0.95, 0.95]
+    assert cluster.controller.job() is None
 
 
 def test_how_late_a_job_ends_is_in_the_status_with_the_reason() -> None:
     cluster = told(2e6, 100.0)
-    cluster.run(20, [0.9, 0.9])
+    cluster.run(int(BACKLOG_S), [0.9, 0.9])
     (status,) = cluster.controller.status().classes
     assert status.late_s > 100 and "after its deadline" in status.reason
     cluster.controller.set_threshold(0.8, None, None)
+    cluster.controller.update_backlog(Backlog(tokens=2e6, seconds=80.0), paused=False)
     cluster.run(2, [0.9, 0.9])
     assert cluster.controller.status().classes[0].late_s > 100
 

@@ -57,16 +57,16 @@ def test_what_a_driver_tells_reaches_the_workers(job: RayController) -> None:
 
 
 def test_batch_work_sees_online_controllers_alone_and_yields_to_them(job: RayController) -> None:
-    waiting = report(1, 0.0, class_state(waiting=3))
+    waiting = report(1, 0.0, class_state(waiting=3), replica="shop's")
 
-    async def report_to(controller: RayController) -> list[ClusterStatus]:
+    async def found_after_report_to(controller: RayController) -> list[ClusterStatus]:
         await controller.handle_report(waiting)
-        return await online_statuses()
+        # Endpoints of earlier tests may still have controllers on this cluster.
+        statuses = await online_statuses()
+        return [status for status in statuses if any(each.replica == "shop's" for each in status.replicas)]
 
-    # Endpoints of earlier tests may still have theirs on this cluster.
-    others = len(asyncio.run(online_statuses()))
-    assert len(asyncio.run(report_to(job))) <= others
+    assert not asyncio.run(found_after_report_to(job))
     with controller("shop", plan_of()) as online:
-        found = asyncio.run(report_to(online))
-    assert [each.policy for each in found].count("capacity") == 1
-    assert Yielding(recover_s=30).follow(found, 0.0)
+        [found] = asyncio.run(found_after_report_to(online))
+    assert found.policy == "capacity"
+    assert Yielding(recover_s=30).follow([found], 0.0)

@@ -21,7 +21,7 @@ def test_the_demo_compares_three_settings_and_races_them(tmp_path: Path) -> None
     assert (demo["report"]["rows"], demo["report"]["errors"]) == (720, 0)
     ar, exact, ahead = demo["rows"]
     assert [result["setting"] for result in (ar, exact, ahead)] == ["ar", "exact", "threshold 0.95"]
-    assert {result["rows"] for result in (ar, exact, ahead)} == {240}
+    assert {result["rows"] for result in (ar, exact, ahead)} == {260}
     texts = {
         name: {row["question"]: row["text"] for row in read_rows(tmp_path / "out") if row["setting"] == name}
         for name in ("ar", "exact")

@@ -229,7 +229,7 @@ def test_the_command_writes_the_calibration_and_nothing_else(folder: Path, mars_
         ([], '{"prompt": "a"}\n{"promt": "b"}\n{"prompt": "c"}\n', "record 2: message 0 needs"),
         ([], '{"prompt": "a"}\n', "too few prompts for 3 samples"),
         ([], '{"prompt": "a"}\n' * 3 + json.dumps({"prompt": "word " * 3000}), "record 4: the prompt has"),
-        ([], '{"messages": [{"role": "tool", "content": "a"}]}\n' * 3, "record 1: the chat template refuses it"),
+        ([], '{"messages": [{"role": "critic", "content": "a"}]}\n' * 3, "record 1: message 0 has the role 'critic'"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_leaves_the_card(

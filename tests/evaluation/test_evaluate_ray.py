@@ -144,6 +144,7 @@ def test_a_file_or_a_plan_that_changed_is_refused(own_file: tuple[EvaluateOption
         evaluate(asked)
 
 
+@pytest.mark.slow
 def test_a_sampled_evaluation_has_no_agreement_and_exact_still_says_what_ar_says(tmp_path: Path) -> None:
     results = evaluate(options(tmp_path / "out", temperature=1.0, tasks=("sort_numbers",)))
     assert results.overall["ar"].agreement is None

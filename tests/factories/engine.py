@@ -1,6 +1,10 @@
 """Engines, and requests that they run to their end."""
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +13,9 @@ from typing import Any
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.process.messages import EngineSpec
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.process.messages import EngineSpec, OrderSocket
+from mars_ray.engine.process.worker import serve_engine
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -112,3 +118,24 @@ def run(
     assert not engine.busy, "every request ends"
     several = {each.id for each in requests if each.sampling.n > 1}
     return {f"{name}/{index}" if name in several else name: each for (name, index), each in outputs.items()}
+
+
+@asynccontextmanager
+async def serving(engine: Engine, **options: Any) -> AsyncIterator[AsyncEngine]:
+    """Run an engine in a thread, and yield its client, which is made with `options`."""
+    ours, theirs = socket.socketpair()
+    worker = threading.Thread(target=serve_engine, args=(engine, OrderSocket(theirs)))
+    worker.start()
+    front = AsyncEngine(ours, **options)
+    await front.open()
+    try:
+        yield front
+    finally:
+        await front.close()
+        await asyncio.to_thread(worker.join)
+        theirs.close()
+
+
+def in_loop(test: Callable[[], Awaitable[None]], seconds: float = 60) -> None:
+    """Run a test in an event loop of its own, within some seconds."""
+    asyncio.run(asyncio.wait_for(test(), seconds))  # type: ignore[arg-type]

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from mars_ray import LLM, AsyncLLM, EngineOptions, SamplingParams
-from mars_ray.errors import GrammarError, ModelError, PromptTooLongError, RequestError
+from mars_ray.errors import AdapterError, GrammarError, ModelError, PromptTooLongError, RequestError
+from tests.serve.adapter_samples import saved_adapter
 
 LIST = "Diana, Rita, Grace: put them in a numbered list."
 JSON = "JSON with the keys name, city: Ada lives in London."
@@ -36,6 +38,19 @@ def test_answers_keep_the_order_of_prompts_of_different_lengths(llm: LLM) -> Non
     alone = {text: llm.chat(text, SHORT)[0].text for text in (LIST, JSON)}
     assert [output.text for output in outputs[::2]] == [alone[LIST]] * 6
     assert all(alone[JSON].startswith(output.text) and len(output.token_ids) <= 3 for output in outputs[1::2])
+
+
+def test_an_adapter_that_is_set_decodes_by_its_name_until_another_set_replaces_it(llm: LLM, tmp_path: Path) -> None:
+    folder = saved_adapter(tmp_path / "a", 3)
+    [plain] = llm.chat(LIST, SHORT)
+    llm.set_adapters({"a": folder, "b": folder})
+    assert llm.chat(LIST, SHORT, adapter="b", mode="exact")[0].text == plain.text
+    with pytest.raises(AdapterError, match=r"adapter 'c': .*missing"):
+        llm.set_adapters({"a": folder, "c": str(tmp_path / "missing")})
+    assert llm.chat(LIST, SHORT, adapter="a", mode="exact")[0].text == plain.text
+    llm.set_adapters({})
+    with pytest.raises(RequestError, match="adapter is 'a'; this engine has no adapters with a name"):
+        llm.chat(LIST, SHORT, adapter="a")
 
 
 def test_a_string_is_a_conversation_of_one_message(llm: LLM) -> None:

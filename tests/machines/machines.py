@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import mars_ray
-from mars_ray.engine.kernels.build import CACHE, KernelError, kernel_library
+from mars_ray.engine.kernels.build import CACHE, kernel_library
+from mars_ray.engine.kernels.families import KernelError
 
 SUBNET, MACHINES_MAX = "10.83.0", 9
 HOME, WORK = Path("/tmp/home"), Path("/tmp/work")

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.ray
 ROWS = 90
 
 
+@pytest.mark.slow
 def test_machines_of_one_cpu_each_answer_rows_that_only_the_drivers_has(
     nodes: list[Machine],
 ) -> None:

@@ -202,6 +202,7 @@ def test_the_flex_mask_evaluates_to_the_dense_one(layout: list, block: int, seed
     assert torch.equal(flex, dense_mask(streams))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 @torch.no_grad()
 def test_flex_attention_gives_the_logits_of_dense_attention() -> None:

@@ -83,6 +83,7 @@ def test_the_folder_is_a_plain_one(folder_of: FolderOf) -> None:
     assert model_label(str(folder.parent / "tiny.gguf"), folder) == "tiny"
 
 
+@pytest.mark.slow
 def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, own_cache: Path) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(tiny_llama(), file, "F32")

@@ -12,7 +12,8 @@ import uvicorn
 
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.api_keys import KeyFile
+from mars_ray.serve.middleware.callers import Callers
+from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.serve.middleware.scope import OPEN_PATHS
 
 HOST = (b"host", b"localhost:8000")
@@ -25,9 +26,9 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass
 class KnownKeys:
-    """What keys the tests know, and a file that holds them."""
+    """What keys the tests know, and the store that holds them."""
 
-    file: KeyFile
+    live: LiveKeys
     use: str
     operate: str
     other: str
@@ -115,11 +116,12 @@ def access(
     keys: KnownKeys | None = None,
     retry_after_s: int = 1,
     pages: frozenset[str] = frozenset(),
+    callers: Callers | None = None,
     **limits: Any,
 ) -> AccessMiddleware:
     return AccessMiddleware(
         inner,
-        keys=keys.file if keys else None,
+        callers=Callers(keys.live) if keys else callers,
         limits=RequestLimits(**limits),
         allowed_hosts=frozenset({"localhost"}),
         retry_after_s=lambda: retry_after_s,

@@ -116,8 +116,8 @@ class Cluster:
         ends_s = time.monotonic() + STEP_SECONDS
         while True:
             busy = [
-                *self.metric("mars:num_requests_running").values(),
-                *self.metric("mars:num_requests_waiting").values(),
+                *self.metric("vllm:num_requests_running").values(),
+                *self.metric("vllm:num_requests_waiting").values(),
             ]
             if busy and not any(busy):
                 return
@@ -128,9 +128,9 @@ class Cluster:
         ends_s = time.monotonic() + STEP_SECONDS
         while True:
             alive = {each.pid for each in self.processes(ENGINE)} - {besides}
-            if len(alive) >= count and len(self.metric("mars:num_requests_running")) == count:
+            if len(alive) >= count and len(self.metric("vllm:num_requests_running")) == count:
                 return
-            assert time.monotonic() < ends_s, f"{alive}, {self.metric('mars:num_requests_running')}"
+            assert time.monotonic() < ends_s, f"{alive}, {self.metric('vllm:num_requests_running')}"
 
 
 @contextmanager

@@ -8,11 +8,11 @@ import pytest
 from openai import OpenAI
 
 from mars_ray.model.checkpoint import Checkpoint
-from mars_ray.serve.middleware.api_keys import KeyFile, add_key
 from tests.factories.engine import bundled_checkpoint
 from tests.serve.access_samples import KnownKeys
 from tests.serve.cluster_samples import CEILING, CLASSES, REQUESTS_MAX, SOON, Cluster, cluster, deploy_file
 from tests.serve.endpoint_samples import Served, config_of, served
+from tests.serve.key_samples import add_key, live_keys
 
 
 @pytest.fixture(scope="session")
@@ -71,4 +71,4 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def keys(tmp_path_factory: pytest.TempPathFactory) -> KnownKeys:
     path: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     names = [add_key(path, "ada", "use"), add_key(path, "root", "operate"), add_key(path, "bob", "use")]
-    return KnownKeys(KeyFile(path, lambda: 0.0), *names)
+    return KnownKeys(live_keys(path, lambda: 0.0), *names)

@@ -25,11 +25,17 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
+from mars_ray.serve.http.batch_app import make_batch_runner, make_stores
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.http.response_store import ResponseStore, StoredResponse, Turn
+from mars_ray.serve.http.served_models import ModelClients, ServedModels
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.serve.usage.ledger import UsageLedger
+from mars_ray.serve.usage.ledger_files import usage_folder
+from mars_ray.serve.usage.meter import MeterLink, UsageMeter
 from tests.serve.stalls.stalls import longest_s, watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]
@@ -109,6 +115,7 @@ class Served:
     control: LocalControl
     store: LocalResponseStore
     loop: asyncio.AbstractEventLoop
+    meter: UsageMeter | None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop of the endpoint."""
@@ -131,14 +138,29 @@ def config_of(**fields: Any) -> ServeConfig:
     return parse_config(fields)
 
 
+async def run_batches(
+    client: EngineClient, config: ServeConfig, folder: Path, store: LocalResponseStore, meter: MeterLink | None
+) -> None:
+    """Work on the batches of an endpoint that has storage, as the deployment `Batches` does."""
+    if (stores := make_stores(config)) is not None:
+        link = GatewayMeter(meter, config.prices, name="batches") if meter else None
+        models = ServedModels(
+            ModelClients(make_endpoint(client, config, folder, link), LocalControl(config.plan(folder)))
+        )
+        async with models.running():
+            await make_batch_runner(models, store, stores, config, poll_s=0.05).run()
+
+
 @contextmanager
 def served(
     config: ServeConfig,
     wrap: Callable[[EngineClient], EngineClient] = lambda client: client,
     *,
     folder: Path = FOLDER,
+    wrap_meter: Callable[[MeterLink], MeterLink] = lambda link: link,
 ) -> Iterator[Served]:
-    """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine."""
+    """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine, and `wrap_meter`
+    between the gateway and the meter of usage."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
     stored = Path(mkdtemp(prefix="served-"))
     up = threading.Event()
@@ -162,21 +184,30 @@ def served(
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
             store = LocalResponseStore(stored / "responses")
-            gateway = make_gateway_app(make_endpoint(wrap(client), config, folder), control, store, config, name="test")
+            usage = usage_folder(config.storage) if config.storage else stored / "usage"
+            meter = UsageMeter(UsageLedger(usage)) if config.meters_usage else None
+            link = GatewayMeter(wrap_meter(meter), config.prices, name="test") if meter else None
+            models = ServedModels(ModelClients(make_endpoint(wrap(client), config, folder, link), control))
+            gateway = make_gateway_app(models, store, config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
             while not server.started:
                 await asyncio.sleep(0.01)
+            working = asyncio.create_task(run_batches(wrap(client), config, folder, store, meter))
             port = server.servers[0].sockets[0].getsockname()[1]
             loop = asyncio.get_running_loop()
-            found.append((Served(f"http://127.0.0.1:{port}", engine, gateway, lease, control, store, loop), server))
+            found.append(
+                (Served(f"http://127.0.0.1:{port}", engine, gateway, lease, control, store, loop, meter), server)
+            )
         except BaseException as error:
             found.append(error)
             raise
         finally:
             up.set()
         await serving
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
         await client.close()
 
     stalled: list[str] = []

@@ -90,6 +90,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.waiting: set[asyncio.StreamWriter] = set()
+        self.requests = 0
         self.changed = asyncio.Event()
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -99,6 +100,7 @@ class Backend:
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
                     continue
                 await reader.readexactly(len(BODY))
+                self.requests += 1
                 self.waiting.add(writer)
                 self.changed.set()
         except (asyncio.IncompleteReadError, OSError):

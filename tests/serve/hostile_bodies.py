@@ -10,7 +10,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest
+from mars_ray.serve.http.admin_routes import admin_routes
+from mars_ray.serve.http.batch_routes import batch_routes
 from mars_ray.serve.http.control_routes import control_routes
+from mars_ray.serve.http.model_routes import model_routes
 from mars_ray.serve.http.responses import responses_routes
 from mars_ray.serve.http.routes import messages_routes, openai_routes
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH, RESPONSES
@@ -37,7 +40,10 @@ def models() -> dict[tuple[str, str], type[BaseModel]]:
         openai_routes(nobody),
         responses_routes(nobody, nobody, {}),
         messages_routes(nobody),
-        control_routes(nobody),
+        control_routes(nobody, nobody),
+        batch_routes(nobody),
+        admin_routes(nobody),
+        model_routes(nobody),
     )
     routes = [route for router in routers for route in router.routes]
     taking = [each for each in routes if isinstance(each, APIRoute) and each.body_field is not None]

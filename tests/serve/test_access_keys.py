@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from mars_ray.serve.middleware.api_keys import KeyFile, add_key
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.scope import OPEN_PATHS
 from tests.serve.access_samples import (
@@ -23,6 +22,7 @@ from tests.serve.access_samples import (
     call,
     scope_of,
 )
+from tests.serve.key_samples import BY, add_key, key_file, live_keys
 
 # --- keys and roles ---
 
@@ -192,26 +192,25 @@ def test_without_a_key_file_everybody_is_anonymous_and_may_operate() -> None:
 def test_a_revoked_key_stops_working_while_it_runs(tmp_path: Path) -> None:
     path, now = tmp_path / "keys.yaml", [0.0]
     ada = add_key(path, "ada", "operate")
-    app = access(Inner(), KnownKeys(KeyFile(path, lambda: now[0]), ada, ada, ada))
+    app = access(Inner(), KnownKeys(live_keys(path, lambda: now[0]), ada, ada, ada))
     assert call(app, scope_of("/v1/x", [HOST, bearer(ada)])).status == 200
-    path.write_text("[]")
+    path.write_text("keys: []")
     now[0] += 1
     assert call(app, scope_of("/v1/x", [HOST, bearer(ada)])).status == 401
 
 
-def test_a_new_key_of_the_same_name_owns_nothing_of_the_old_one(tmp_path: Path) -> None:
+def test_a_rotated_key_owns_what_its_account_stored_and_another_account_owns_none_of_it(tmp_path: Path) -> None:
     path, now, inner = tmp_path / "keys.yaml", [0.0], Inner()
-    old = add_key(path, "ada", "use")
-    app = access(inner, KnownKeys(KeyFile(path, lambda: now[0]), old, old, old))
-    call(app, scope_of("/v1/x", [HOST, bearer(old)]))
-    path.write_text("[]")
-    new = add_key(path, "ada", "use")
+    old = add_key(path, "ada", "use", account="team")
+    other = add_key(path, "bob", "use")
+    app = access(inner, KnownKeys(live_keys(path, lambda: now[0]), old, old, old))
+    new = key_file(path).rotate(BY, "ada", 3600)
     now[0] += 1
-    call(app, scope_of("/v1/x", [HOST, bearer(new)]))
-    first, second = (Exchange.of(scope) for scope in inner.scopes)
-    assert first.key == second.key == "ada"
-    assert first.owner != second.owner
-    assert old not in first.owner
+    for key in (old, new, other):
+        call(app, scope_of("/v1/x", [HOST, bearer(key)]))
+    exchanges = [Exchange.of(scope) for scope in inner.scopes]
+    assert [exchange.owner for exchange in exchanges] == ["team", "team", "bob"]
+    assert [exchange.account for exchange in exchanges] == ["team", "team", "bob"]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), max_size=8), st.booleans())

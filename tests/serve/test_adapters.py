@@ -5,25 +5,14 @@ from pathlib import Path
 import openai
 import pytest
 
-from mars_ray.adapter.folder import save_adapter
 from mars_ray.errors import ConfigError
-from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.digest import weights_digest
-from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.deploy_file import read_deploy_file
-from tests.engine.test_adapter import some_adapter
+from tests.serve.adapter_samples import saved_adapter
 from tests.serve.endpoint_samples import config_of, served
 
 
-def saved(folder: Path, rank: int) -> str:
-    base = resolve_model("bundled")
-    adapter = some_adapter(load_checkpoint(base), rank=rank)
-    save_adapter(adapter.lora, adapter.card.model_copy(update={"base_digest": weights_digest(base)}), folder)
-    return str(folder)
-
-
 def test_openais_client_finds_each_adapter_as_a_model_and_gets_the_words_of_the_base(tmp_path: Path) -> None:
-    adapters = {name: saved(tmp_path / name, rank) for name, rank in (("chat", 3), ("code", 8))}
+    adapters = {name: saved_adapter(tmp_path / name, rank) for name, rank in (("chat", 3), ("code", 8))}
     with served(config_of(adapters=adapters, mode="exact")) as endpoint:
         client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none")
         names = [model.id for model in client.models.list()]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from mars_ray.model.card import read_card
-from mars_ray.serve.middleware.api_keys import add_key
 from tests.serve.attack_samples import BODIES, CHAT, GENERATING, ROOT, call, connection_to
 from tests.serve.endpoint_samples import ANSWER, FOLDER, MESSAGES, Served, config_of, served
+from tests.serve.key_samples import add_key
 
 
 def refused(endpoint: Served, path: str, body: Any, **headers: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_every_route_and_field_is_tried(plain: httpx2.Client) -> None:
         (method.upper(), path)
         for path, methods in plain.get("/openapi.json").json()["paths"].items()
         for method, told in methods.items()
-        if "requestBody" in told
+        if "application/json" in told.get("requestBody", {}).get("content", {})
     }
     assert models().keys() == taking
     tried = {name.partition(":")[0] for _, _, name, _ in hostile_bodies()}

@@ -102,7 +102,7 @@ def test_a_caller_that_leaves_its_whole_answer_frees_its_rows(
         assert all_run.wait(STEP_SECONDS), "they do not all run"
 
     def ended_by_themselves() -> float:
-        ended = proxied.metric("mars:request_success_total")
+        ended = proxied.metric("vllm:request_success_total")
         return sum(count for labels, count in ended.items() if 'finished_reason="length"' in labels)
 
     before = ended_by_themselves()
@@ -110,7 +110,7 @@ def test_a_caller_that_leaves_its_whole_answer_frees_its_rows(
         leaving = [callers.submit(leave, proxied, until_running) for _ in range(LEAVING)]
         ends_s = time.monotonic() + STEP_SECONDS
         # A fast machine may answer the first before the last has come.
-        while sum(proxied.metric("mars:num_requests_running").values()) + ended_by_themselves() - before < LEAVING:
+        while sum(proxied.metric("vllm:num_requests_running").values()) + ended_by_themselves() - before < LEAVING:
             assert time.monotonic() < ends_s, "they do not all run"
         all_run.set()
         for left in leaving:

@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from mars_ray.serve.middleware.api_keys import add_key
 from tests.samples import Cli
 from tests.serve.endpoint_clients import http, until_running
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
+from tests.serve.key_samples import add_key
 from tests.serve.load_samples import PROMPT_POOL
 
 CLASSES = [{"name": "gold", "floor": 0.95, "share": 3}, {"name": "batch", "floor": 0.5}]

@@ -34,6 +34,15 @@ OPERATIONS = {
     "GET /v1/responses/{response_id}": (20, 0),
     "GET /v1/responses/{response_id}/input_items": (20, 0),
     "DELETE /v1/responses/{response_id}": (10, 0),
+    "POST /v1/files": (0, 0),
+    "GET /v1/files": (20, 0),
+    "GET /v1/files/{file_id}": (10, 0),
+    "GET /v1/files/{file_id}/content": (10, 0),
+    "DELETE /v1/files/{file_id}": (10, 0),
+    "POST /v1/batches": (0, 0),
+    "GET /v1/batches": (20, 0),
+    "GET /v1/batches/{batch_id}": (10, 0),
+    "POST /v1/batches/{batch_id}/cancel": (0, 0),
     "POST /v1/messages": (30, 20),
     "POST /v1/messages/count_tokens": (60, 20),
     "POST /tokenize": (20, 20),
@@ -49,16 +58,36 @@ OPERATIONS = {
     "GET /control": (2, 0),
     "PUT /control/threshold": (20, 20),
     "DELETE /control/threshold": (10, 0),
+    "GET /v1/usage": (20, 0),
+    "GET /admin/usage": (20, 0),
+    "GET /admin/audit": (10, 0),
+    "GET /admin/keys": (2, 0),
+    "POST /admin/keys": (0, 0),
+    "PATCH /admin/keys/{name}": (0, 0),
+    "DELETE /admin/keys/{name}": (0, 0),
+    "POST /admin/keys/{name}/rotate": (0, 0),
+    "GET /admin/accounts": (2, 0),
+    "PUT /admin/accounts/{name}": (0, 0),
+    "DELETE /admin/accounts/{name}": (0, 0),
+    "GET /admin/models": (2, 0),
+    "POST /admin/models": (0, 20),
+    "POST /admin/models/promote/{name}": (0, 0),
+    "POST /admin/models/take_back/{name}": (0, 0),
+    "DELETE /admin/models/{name}": (10, 0),
+    "POST /admin/adapters": (0, 20),
 }
-"""As the document names them, and how many valid and wrong examples each is worth. Those without a body take all."""
+"""As the document names them, and how many valid and wrong examples each is worth. Those without a body take all.
+
+Those that need a stored file are in `test_batches`, and those that change keys in `test_admin_routes`."""
 
 USUAL = (("model", MODEL), ("prompt", "Hello"), ("messages", MESSAGES), ("max_tokens", 4))
 
 
 @pytest.fixture(scope="module")
-def short() -> Iterator[Served]:
-    """An endpoint whose answers are short, whatever is asked."""
-    with served(config_of(limits={"output_tokens": 8})) as running:
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """An endpoint whose answers are short, whatever is asked, and counted."""
+    storage = str(tmp_path_factory.mktemp("storage"))
+    with served(config_of(limits={"output_tokens": 8}, storage=storage)) as running:
         yield running
 
 

@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 from anthropic import Anthropic
 
-from mars_ray.serve.middleware.api_keys import add_key
 from tests.serve.endpoint_clients import MODEL, http, settled
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
+from tests.serve.key_samples import add_key
 from tests.serve.request_samples import MESSAGES_PATH
 from tests.serve.tool_samples import QUESTION, WEATHER
 

@@ -12,7 +12,8 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from mars_ray.control.core.status import ClusterStatus, CurvePoint
@@ -20,9 +21,11 @@ from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.batches.batch_figures import STALE_S, BatchFigures, FiguresFile
+from mars_ray.serve.batches.storage_paths import BatchFolders
 from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
-from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from mars_ray.serve.replicas.engine_metrics import EngineMetrics, openmetrics_text
 from tests.serve.endpoint_clients import MODEL, http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served
 
@@ -32,9 +35,12 @@ SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
 VLLMS = {
     "prompt_tokens", "generation_tokens", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
     "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
-    "request_queue_time_seconds", "request_success", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions",
+    "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+    "request_time_per_output_token_seconds", "request_prompt_tokens", "request_generation_tokens",
+    "request_max_num_generation_tokens", "request_success", "prefix_cache_queries", "prefix_cache_hits",
+    "num_preemptions",
 }  # fmt: skip
-"""What vLLM's dashboards look for, behind `vllm:` there and `mars:` here."""
+"""Metrics that the dashboards of vLLM and of Ray ask for, without vLLM's prefix."""
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -74,7 +80,10 @@ def test_counters_add_up_to_what_callers_were_told(plain: httpx2.Client, endpoin
     after = scraped(plain, endpoint)
 
     def grown(name: str, **labels: str) -> float:
-        return total(after, f"mars:{name}", **labels) - total(before, f"mars:{name}", **labels)
+        return sum(
+            total(after, f"{prefix}:{name}", **labels) - total(before, f"{prefix}:{name}", **labels)
+            for prefix in ("mars", "vllm")
+        )
 
     generated = sum(usage["completion_tokens"] for usage in usages)
     assert grown("generation_tokens_total") == grown("accepted_tokens_sum") == generated
@@ -111,7 +120,7 @@ def test_paths_a_caller_makes_up_are_one_route(plain: httpx2.Client, endpoint: S
 
 def test_names_people_know_are_there(plain: httpx2.Client, endpoint: Served) -> None:
     families = {family.name for family in text_string_to_metric_families(plain.get("/metrics").text)}
-    assert {f"mars:{name}" for name in VLLMS} <= families
+    assert {f"vllm:{name}" for name in VLLMS} == {name for name in families if name.startswith("vllm:")}
 
 
 def test_every_metric_the_dashboard_asks_for_is_there_and_filtered_by_model(
@@ -125,14 +134,14 @@ def test_every_metric_the_dashboard_asks_for_is_there_and_filtered_by_model(
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     for panel in panels:
         for target in panel["targets"]:
-            names = re.findall(r"mars:\w+", target["expr"])
+            names = re.findall(r"(?:mars|vllm):\w+", target["expr"])
             assert names
             assert set(names) <= exported, panel["title"]
             assert target["expr"].count('{model_name=~"$model_name"') == len(names), panel["title"]
             assert target["datasource"]["uid"] == "${datasource}"
     assert {"datasource", "model_name"} == {each["name"] for each in dashboard["templating"]["list"]}
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
-    assert rows == ["Traffic", "Latency", "Engine", "Looking ahead"]
+    assert rows == ["Traffic", "Latency", "Engine", "Looking ahead", "Batches and usage"]
 
 
 def test_every_metric_there_is_can_be_seen_on_the_dashboard(plain: httpx2.Client) -> None:
@@ -156,11 +165,12 @@ def test_merging_keeps_every_sample_of_every_text(processes: list[dict[str, int]
                 value
             )
             Histogram(f"mars:h{name}", "Text.", [*labels], registry=registry).labels(**labels).observe(value)
-        texts.append(generate_latest(registry).decode())
+        texts.append(openmetrics_text(registry))
     together: Samples = {}
     for text in texts:
-        together |= samples(text)
-    assert samples(merge_metrics(texts)) == together
+        together |= samples(text.removesuffix("# EOF\n"))
+    page, _ = merge_metrics(texts)
+    assert samples(page.decode()) == together
 
 
 def class_state(name: str, *, threshold: float, running: int, waiting: int) -> ClassState:
@@ -200,16 +210,49 @@ def test_figures_of_replicas_and_fronts_stand_side_by_side() -> None:
     engines = [EngineMetrics(model="m", replica=name) for name in ("r1", "r2")]
     for number, each in enumerate(engines, 1):
         each.generation_tokens.inc(number)
-    found = samples(
-        merge_metrics([GatewayMetrics(model="m", gateway="f").text(5, None), *(each.text(STATE) for each in engines)])
-    )
-    assert total(found, "mars:generation_tokens_total", replica="r2") == 2
-    assert total(found, "mars:generation_tokens_total") == 3
-    assert total(found, "mars:num_requests_waiting") == 4
-    assert total(found, "mars:num_requests_running") == 2
+    gateway = GatewayMetrics(model="m", gateway="f").text(5, None, {"dropped": 3})
+    found = samples(merge_metrics([gateway, *(each.text(STATE) for each in engines)])[0].decode())
+    assert total(found, "mars:trace_spans", outcome="dropped") == 3
+    assert total(found, "vllm:generation_tokens_total", replica="r2") == 2
+    assert total(found, "vllm:generation_tokens_total") == 3
+    assert total(found, "vllm:num_requests_waiting") == 4
+    assert total(found, "vllm:num_requests_running") == 2
     assert total(found, "mars:threshold", replica="r1", service_class="gold") == 0.95
     assert total(found, "mars:threshold", replica="r1", service_class="batch") == 0.8
     assert total(found, "mars:http_requests_in_flight", gateway="f") == 5
+
+
+def test_figures_of_batches_are_those_of_the_endpoint_and_vanish_with_their_runner(tmp_path: Path) -> None:
+    file = FiguresFile(BatchFolders(tmp_path))
+    assert file.read(1000.0) is None
+    file.write(
+        BatchFigures(
+            unix_s=1000.0,
+            unfinished={"waiting": 2, "in_progress": 1},
+            rows_left=70,
+            deadline_unix_s=4600.0,
+            ended={"completed": 3},
+            rows={"completed": 30, "failed": 1},
+            file_bytes=99,
+        )
+    )
+    pages = [
+        samples(
+            merge_metrics([GatewayMetrics(model="m", gateway=name).text(0, None, {}, batches=file.read(now_s))])[
+                0
+            ].decode()
+        )
+        for name, now_s in (("f", 1001.0), ("g", 1001.0), ("f", 1000.0 + STALE_S))
+    ]
+    shown = [{sample: value for sample, value in page.items() if "batch" in sample[0]} for page in pages]
+    assert shown[0] == shown[1], "every gateway shows the same samples"
+    assert total(shown[0], "mars:batches", status="waiting") == 2
+    assert total(shown[0], "mars:batches_ended", status="completed") == 3
+    assert total(shown[0], "mars:batch_rows", outcome="failed") == 1
+    assert total(shown[0], "mars:batch_rows_left") == 70
+    assert total(shown[0], "mars:batch_deadline_timestamp_seconds") == 4600
+    assert total(shown[0], "mars:batch_file_bytes") == 99
+    assert shown[2] == {}
 
 
 def test_prices_are_gauges_of_the_whole_cluster_and_vanish_when_they_are_unknown() -> None:
@@ -224,12 +267,12 @@ def test_prices_are_gauges_of_the_whole_cluster_and_vanish_when_they_are_unknown
         curve=(point, replace(point, threshold=0.9, price_per_million_tokens=None)),
     )
     metrics = GatewayMetrics(model="m", gateway="f")
-    found = samples(metrics.text(0, status))
+    found = samples(merge_metrics([metrics.text(0, status, {})])[0].decode())
     assert found["mars:price_per_million_tokens", frozenset({("model_name", "m")})] == 0.8
     expected = [labels for name, labels in found if name == "mars:expected_price_per_million_tokens"]
     assert expected == [frozenset({("model_name", "m"), ("threshold", "0.95")})]
     assert total(found, "mars:expected_price_per_million_tokens") == 0.7
-    assert not [name for name, _ in samples(metrics.text(0, None)) if "price" in name]
+    assert not [name for name, _ in samples(merge_metrics([metrics.text(0, None, {})])[0].decode()) if "price" in name]
 
 
 def test_times_are_those_of_the_clock() -> None:
@@ -239,16 +282,47 @@ def test_times_are_those_of_the_clock() -> None:
     now_s = 102.0
     seen.observe(Chunk("1", 0, (1,), ("a",), masks=3))
     now_s = 106.0
-    finished = Finished("stop", prompt_tokens=3, cached_tokens=2, tokens=3, forwards=2, queued_s=1.5)
+    finished = Finished("stop", prompt_tokens=3, cached_tokens=2, tokens=3, forwards=2, queued_s=1.5,
+                        prefill_s=0.5, decode_s=4)  # fmt: skip
     seen.observe(Chunk("1", 0, (1, 2), ("a", "b"), masks=3, finished=finished))
-    found = samples(metrics.text(STATE))
-    sums = {name: total(found, f"mars:{name}_seconds_sum") for name in
-            ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "request_queue_time")}  # fmt: skip
+    found = samples(merge_metrics([metrics.text(STATE)])[0].decode())
+    sums = {name: total(found, f"vllm:{name}_seconds_sum") for name in
+            ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "request_queue_time",
+             "request_prefill_time", "request_decode_time", "request_time_per_output_token")}  # fmt: skip
     assert sums == {
-        "time_to_first_token": 2, "inter_token_latency": 4, "e2e_request_latency": 6, "request_queue_time": 1.5
+        "time_to_first_token": 2, "inter_token_latency": 4, "e2e_request_latency": 6, "request_queue_time": 1.5,
+        "request_prefill_time": 0.5, "request_decode_time": 4, "request_time_per_output_token": 2,
     }  # fmt: skip
+    assert total(found, "vllm:request_max_num_generation_tokens_sum") == 3
     assert total(found, "mars:block_sum") == 8
-    assert total(found, "mars:inter_token_latency_seconds_count") == 2
+    assert total(found, "vllm:inter_token_latency_seconds_count") == 2
+
+
+def test_preemptions_are_counted_once_however_often_the_metrics_are_read() -> None:
+    metrics = EngineMetrics(model="m", replica="r")
+    for preemptions in (3, 3, 5):
+        text = metrics.text(replace(STATE, preemptions=preemptions))
+    assert total(samples(merge_metrics([text])[0].decode()), "vllm:num_preemptions_total") == 5
+
+
+def test_a_traced_request_is_the_exemplar_of_its_times_where_the_scraper_reads_openmetrics() -> None:
+    metrics = EngineMetrics(model="m", replica="r")
+    finished = Finished("stop", prompt_tokens=3, cached_tokens=2, tokens=3, forwards=2, queued_s=1.5)
+    for trace_id in ("", TRACE):
+        seen = metrics.begin(Request(id="1", prompt=(1,), trace_id=trace_id))
+        seen.observe(Chunk("1", 0, (1, 2), ("a", "b"), finished=finished))
+    page, media_type = merge_metrics([metrics.text(STATE)], "application/openmetrics-text; version=1.0.0")
+    assert media_type.startswith("application/openmetrics-text; version=1.0.0")
+    exemplars = {
+        family.name: sample.exemplar.labels
+        for family in openmetrics_families(page.decode())
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert exemplars["vllm:time_to_first_token_seconds"] == {"trace_id": TRACE}
+    assert exemplars["vllm:request_queue_time_seconds"] == {"trace_id": TRACE}
+    page, media_type = merge_metrics([metrics.text(STATE)])
+    assert media_type.startswith("text/plain") and TRACE not in page.decode()
 
 
 # The log.

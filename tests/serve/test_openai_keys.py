@@ -11,9 +11,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from mars_ray.serve.middleware.api_keys import add_key
 from tests.serve.endpoint_clients import MODEL, connected, head_of, http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
+from tests.serve.key_samples import add_key
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ SMALL = {
 QUESTION = [{"role": "user", "content": "Ann, Bob: put them in a numbered list."}]
 LOSSLESS = {"threshold": 1}
 """Below it, how far an engine looks ahead depends on its load, and words on that."""
-HELD = re.compile(r"^mars:num_requests_(running|waiting)\{.*\} (\S+)$", re.MULTILINE)
+HELD = re.compile(r"^vllm:num_requests_(running|waiting)\{.*\} (\S+)$", re.MULTILINE)
 LIST = r"1\. \w+\n2\. \w+"
 shop = FastAPI()
 shop.mount("/large", MountedApp(partial(serve.get_app_handle, "llm")))
@@ -89,6 +89,7 @@ def test_openais_client_talks_to_an_endpoint_under_a_prefix(mounted: str) -> Non
     assert re.fullmatch(LIST, answer.choices[0].message.content or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["url", "app"])
 def test_a_stage_asks_an_endpoint_and_starts_no_engine(mounted: str, where: str) -> None:
     config = EndpointProcessorConfig(
@@ -109,6 +110,7 @@ def test_a_stage_asks_an_endpoint_and_starts_no_engine(mounted: str, where: str)
     assert "max_tokens" in found[30]["error"] and "Traceback" not in found[30]["error"]
 
 
+@pytest.mark.slow
 def test_what_was_refused_for_now_was_asked_again(mounted: str) -> None:
     with urllib.request.urlopen(f"{mounted.removesuffix('/v1')}/metrics", timeout=60) as page:
         refused = re.findall(r'^mars:http_requests_total.*status="429".* (\S+)$', page.read().decode(), re.MULTILINE)

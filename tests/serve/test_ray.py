@@ -80,7 +80,7 @@ def test_requests_spread_over_the_replicas(running: Cluster) -> None:
                 )
 
     asyncio.run(test())
-    served = running.metric("mars:generation_tokens_total")
+    served = running.metric("vllm:generation_tokens_total")
     assert len(served) == 2
     assert all(served.values())
 

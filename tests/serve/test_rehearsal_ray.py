@@ -43,6 +43,7 @@ def _tokens_per_forward(records: list[RequestRecord]) -> float:
     return mean(record.tokens_per_forward for record in records if record.tokens_per_forward is not None)
 
 
+@pytest.mark.slow
 def test_load_lowers_the_threshold_and_raises_tokens_per_forward_until_the_load_is_gone(tmp_path: Path) -> None:
     config = deploy_file(
         tmp_path / "serve.yaml",

@@ -96,10 +96,14 @@ def test_yaml_is_read_by_loaders_that_make_plain_values_only() -> None:
             assert not name.startswith(("yaml.unsafe", "yaml.full")), file
 
 
-def test_the_endpoint_has_no_means_of_making_requests() -> None:
-    clients = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "websockets", "ftplib", "smtplib")
-    found = files_that_import(*clients, "huggingface_hub")
-    assert not [file for file in found if file.startswith(("serve/", "engine/"))]
+def test_the_endpoint_makes_no_requests_but_for_the_keys_of_a_provider() -> None:
+    clients = ("requests", "urllib.request", "urllib3", "http", "httpx", "httpx2", "aiohttp", "websockets", "ftplib")
+    found = files_that_import(*clients, "smtplib", "huggingface_hub")
+    assert [file for file in found if file.startswith(("serve/", "engine/"))] == ["serve/middleware/provider_keys.py"]
+    users = files_that_import("mars_ray.serve.middleware.provider_keys")
+    assert users == {"serve/middleware/callers.py"}, "which makes them only with `oidc`"
+    jwks_clients = {name for tree in SOURCES.values() for name, _ in calls_in(tree) if "PyJWKClient" in name}
+    assert jwks_clients == set(), "it fetches whenever strangers send an unknown key id"
     types = {name for file, tree in SOURCES.items() for name in imports_in(tree) if name.split(".")[0] == "openai"}
     assert types and all(name.startswith("openai.types") for name in types - {"openai", "openai.BaseModel"})
 

@@ -14,10 +14,10 @@ import yaml
 from openai import DefaultHttpxClient, OpenAI
 
 from mars_ray.ray_cluster import temporary_folder
-from mars_ray.serve.middleware.api_keys import add_key
 from tests.serve.certificates import Certificate, certificate
 from tests.serve.cluster_samples import COMMAND, GATEWAY, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.endpoint_samples import MESSAGES
+from tests.serve.key_samples import add_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -51,6 +51,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield Guarded(started, made, key)
 
 
+@pytest.mark.slow
 def test_the_openai_client_and_curl_are_answered_over_tls(guarded: Guarded) -> None:
     url = f"https://localhost:{guarded.port}/v1"
     trusting = ssl.create_default_context(cafile=guarded.certificate.authority)

@@ -57,6 +57,7 @@ def measured(machine: str | None, requests_s: float, policy: str, ceiling: float
     return fmean(result.good or 0.0 for result in results), fmean(result.accuracy or 0.0 for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "loads"),
     [(None, (18.0, 22.0, 24.0)), (GPU, (8.0, 10.0)), (GPU, (12.0, 14.0, 16.0))],

@@ -87,7 +87,7 @@ def test_tokens_per_forward_rise_and_quality_falls_with_the_threshold_on_the_cur
 def test_a_card_gives_its_own_curve() -> None:
     opened = open_machine("l4/qwen2.5-0.5b", resolve_model("bundled"))
     assert opened.measured_on["curve"] == "the card's calibration"
-    assert opened.accuracy_at(1.0) > 0.98
+    assert opened.accuracy_at(1.0) > 0.97
     assert opened.masks == 15
 
 

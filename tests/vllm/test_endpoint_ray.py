@@ -78,7 +78,7 @@ def test_callers_get_the_answers_of_our_engine_from_both_engines(running: Cluste
 
     answers = asyncio.run(ask())
     assert [answer.choices[0].message.content for answer in answers] == expected
-    served = running.metric("mars:generation_tokens_total")
+    served = running.metric("vllm:generation_tokens_total")
     assert len(served) == 2 and all(served.values())
 
 

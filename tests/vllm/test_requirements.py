@@ -36,6 +36,7 @@ def test_vllm_serves_a_model_with_a_card(with_vllm: None) -> None:
     [
         ({"quantize": "int8"}, "quantize is 'int8', which the engine vllm lacks"),
         ({"max_kv_tokens": 100}, "max_kv_tokens is 100"),
+        ({"adapter_memory_gib": 1.5}, "adapter_memory_gib is 1.5"),
         ({"rehearse": "h200/qwen2.5-7b"}, "rehearse is 'h200/qwen2.5-7b'"),
     ],
 )

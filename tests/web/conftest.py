@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from mars_ray.serve.middleware.api_keys import add_key
 from tests.serve.endpoint_samples import Served, config_of, served
+from tests.serve.key_samples import add_key
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WAIT_MS = 60_000

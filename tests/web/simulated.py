@@ -47,4 +47,4 @@ def events() -> list[dict[str, Any]]:
     frames = [_frame(each) for each in report.frames]
     shift_s = time.time() - SECONDS
     told = [{"frame": each | {"unix_s": each["unix_s"] + shift_s}} for each in frames]
-    return [*told, {"now": _now(report, [JOB]) | {"after": 0}}]
+    return [*told, {"now": _now(report, [JOB], ["bundled", "small"]) | {"after": 0}}]

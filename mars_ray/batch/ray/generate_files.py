@@ -2,13 +2,15 @@
 driver."""
 
 import hashlib
+import os
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import ray
@@ -23,7 +25,7 @@ from mars_ray.batch.ray.decoder_pool import AnsweredBlocks, choose_places, pool_
 from mars_ray.batch.ray.source import InputRows, read_undone_rows
 from mars_ray.batch.rows.openai_format import openai_id
 from mars_ray.batch.rows.plain_format import plain_id
-from mars_ray.batch.rows.row_tables import failure_in
+from mars_ray.batch.rows.row_tables import RowResult, failure_in
 from mars_ray.batch.run.block_size import calls_per_decoder, rows_per_block
 from mars_ray.batch.run.ctrl_c import CtrlC
 from mars_ray.batch.run.job import Job
@@ -36,6 +38,7 @@ from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.model.resolve import pin
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
+from mars_ray.traces.trace_settings import traces_are_on
 
 READ_BYTES = 4 << 20
 """Maximum size of a block to read. With Ray's default, 128 MiB, workers would wait until most of the input is read."""
@@ -59,12 +62,14 @@ def generate_files(options: GenerateOptions) -> JobReport:
         output.begin(plan.file_format, plan.output_columns(survey.kinds))
         if options.retry_errors:
             output.forget_errors()
+        trace_row, end_trace = _traces(survey.rows)
         job = Job(
             output,
             total=survey.rows,
             workers=len(places),
             settings=plan.reported_settings,
             clock=time.monotonic,
+            on_row=trace_row,
         )
         app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
         shown_job = _ShownJob(job)
@@ -92,12 +97,24 @@ def generate_files(options: GenerateOptions) -> JobReport:
                 rehearsal=control_loop.stats.rehearsal or plan.engines.rehearsal,  # a short job has no reports
             )
             output.report(report)
+            end_trace(report)
     if status == "stopped":
         raise InterruptedRunError(
             f"Stopped after {report.rows} of {report.total} rows; they are in {options.output}. "
             "Run the same command to continue."
         )
     return report
+
+
+def _traces(rows: int) -> tuple[Callable[[RowResult], None], Callable[[JobReport], None]]:
+    """Return functions that trace a row and end the trace of the job. They do nothing while traces are off."""
+    if not traces_are_on(os.environ):
+        return (lambda _: None), (lambda _: None)
+    from mars_ray.batch.run.job_spans import JobSpans
+    from mars_ray.traces.tracer import Tracer
+
+    spans = JobSpans(Tracer(os.environ, instance=uuid4().hex), rows=rows)
+    return spans.add, spans.end
 
 
 class _ShownJob:

@@ -6,18 +6,39 @@ Ray passes on only the text of an exception.
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.batch.rows.row_ids import RowId
+from mars_ray.traces.engine_call import EndedSequence
 
 FAILURE = "failure"
 """Name of the column that holds the reason in a failure table. In all other tables, the column is null."""
 ROW_SCHEMA = pa.schema(
     [("key", pa.binary()), ("id", pa.string()), ("repeated", pa.bool_()), ("raw", pa.binary()), (FAILURE, pa.string())]
 )
+SEQUENCE = pa.struct(
+    [
+        ("index", pa.int64()),
+        ("mode", pa.string()),
+        ("ended_unix_s", pa.float64()),
+        ("queued_s", pa.float64()),
+        ("prefill_s", pa.float64()),
+        ("decode_s", pa.float64()),
+        ("reason", pa.string()),
+        ("prompt_tokens", pa.int64()),
+        ("cached_tokens", pa.int64()),
+        ("tokens", pa.int64()),
+        ("forwards", pa.int64()),
+        ("threshold_low", pa.float64()),
+        ("threshold_high", pa.float64()),
+        ("block", pa.int64()),
+    ]
+)
+"""The fields of `EndedSequence`."""
 RESULT_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -30,6 +51,7 @@ RESULT_SCHEMA = pa.schema(
         ("threshold", pa.float64()),
         ("worker", pa.string()),
         ("age_s", pa.float64()),
+        ("sequences", pa.list_(SEQUENCE)),
         (FAILURE, pa.string()),
     ]
 )
@@ -61,6 +83,8 @@ class RowResult(NamedTuple):
     """Name of the worker that produced the result."""
     age_s: float = 0.0
     """Seconds from the time when the worker became ready to this result."""
+    sequences: tuple[EndedSequence, ...] = ()
+    """Times of each sequence, for traces."""
 
 
 def as_json(record: JsonRecord) -> str:
@@ -97,7 +121,8 @@ def from_row_table(table: pa.Table) -> tuple[list[RowId], list[bytes]]:
 
 def to_table(results: Sequence[RowResult]) -> pa.Table:
     """Return a table of results."""
-    columns = list(zip(*results, strict=True)) or [()] * len(RowResult._fields)
+    rows = [(*result[:-1], [asdict(sequence) for sequence in result.sequences]) for result in results]
+    columns = list(zip(*rows, strict=True)) or [()] * len(RowResult._fields)
     return pa.table([*map(list, columns), [None] * len(results)], schema=RESULT_SCHEMA)
 
 
@@ -106,6 +131,7 @@ def from_table(table: pa.Table) -> list[RowResult]:
     columns = {name: table[name].to_pylist() for name in RowResult._fields}
     for name in ("records", "tokens", "forwards"):
         columns[name] = list(map(tuple, columns[name]))
+    columns["sequences"] = [tuple(EndedSequence(**each) for each in row) for row in columns["sequences"]]
     return list(map(RowResult._make, zip(*columns.values(), strict=True)))
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.report import JobMetrics, JobReport, Status, WorkerMetrics
-from mars_ray.batch.rows.row_tables import from_table
+from mars_ray.batch.rows.row_tables import RowResult, from_table
 from mars_ray.batch.run.live_stats import LiveStats, worker_of
 from mars_ray.batch.run.stage_backlog import estimate_tokens_left
 
@@ -18,10 +18,17 @@ RECENT_S = 30.0
 
 
 class Job:
-    """One run of a job with `total` rows."""
+    """One run of a job with `total` rows. `on_row` is called with each result that is new."""
 
     def __init__(
-        self, output: OutputFolder, *, total: int, workers: int, settings: dict[str, Any], clock: Callable[[], float]
+        self,
+        output: OutputFolder,
+        *,
+        total: int,
+        workers: int,
+        settings: dict[str, Any],
+        clock: Callable[[], float],
+        on_row: Callable[[RowResult], None] = lambda _: None,
     ) -> None:
         self._tokens = output.history.tokens
         self._output = output
@@ -29,6 +36,7 @@ class Job:
         self._workers = workers
         self._settings = settings
         self._clock = clock
+        self._on_row = on_row
         self._started_s: float | None = None
         """Time at which the first worker was ready, so that the time to start the engines does not count."""
         self._done = self._done_before = output.ledger.done
@@ -63,6 +71,7 @@ class Job:
         tokens = Counter[str]()
         forwards = Counter[str]()
         for result in self._output.take(results, now_s - self._started_s):
+            self._on_row(result)
             self._done += 1
             self._errors += result.error is not None
             self._rows[result.worker] += 1

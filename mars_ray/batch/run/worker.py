@@ -32,6 +32,7 @@ from mars_ray.errors import (
     RunError,
     StepError,
 )
+from mars_ray.traces.engine_call import EngineCall
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class Worker:
                 raise BadRecordError(f"an earlier row has the same id {row_id.id!r}; give each row its own")
             async with self._room:
                 row = await self._parse(row_format, row_id.id, raw)
-                return self._answered(row_format, row_id.key, row, await self._decode(row))
+                answers, call = await self._decode(row)
+                return self._answered(row_format, row_id.key, row, answers, call)
         except (BadRecordError, RequestError, StepError, EngineHungError, ReplicaLostError) as error:
             return self._failed(row_format, row_id, raw, error)
 
@@ -134,7 +136,9 @@ class Worker:
     def _origin(self) -> dict[str, Any]:
         return {"worker": self._name, "age_s": time.monotonic() - self._ready_s}
 
-    def _answered(self, row_format: RowFormat, key: bytes, row: ParsedRow, answers: list[Chunk]) -> RowResult:
+    def _answered(
+        self, row_format: RowFormat, key: bytes, row: ParsedRow, answers: list[Chunk], call: EngineCall
+    ) -> RowResult:
         ends = [answer.finished for answer in answers if answer.finished is not None]
         for end in ends:
             if end.error is not None:
@@ -146,11 +150,12 @@ class Worker:
             forwards=tuple(end.forwards for end in ends),
             cut=sum(end.reason == "length" for end in ends),
             threshold=min(answer.threshold for answer in answers),
+            sequences=tuple(call.sequences),
             **self._origin(),
         )
 
-    async def _decode(self, row: ParsedRow) -> list[Chunk]:
-        """Decode a row and return its sequences, each as one chunk."""
+    async def _decode(self, row: ParsedRow) -> tuple[list[Chunk], EngineCall]:
+        """Decode a row and return its sequences, each as one chunk, and their times."""
         for deaths in range(DEATHS):
             async with self._isolation.turn(alone=deaths > 0):
                 await self._feeding.wait()
@@ -161,8 +166,13 @@ class Worker:
                 try:
                     # Ray may send a block twice, so requests need fresh ids.
                     request = replace(row.request, id=str(next(self._numbers)))
+                    call = EngineCall(request)
+                    chunks = []
                     async with aclosing(engine.generate(request, stream=False)) as sequences:
-                        return sorted([chunk async for chunk in sequences], key=attrgetter("index"))
+                        async for chunk in sequences:
+                            call.add(chunk)
+                            chunks.append(chunk)
+                    return sorted(chunks, key=attrgetter("index")), call
                 except ReplicaLostError:
                     log.warning("the engine died while it decoded row %s", row.id)
         raise ReplicaLostError(f"the engine died {DEATHS} times with this row, even when the row ran alone")

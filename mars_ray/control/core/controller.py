@@ -11,59 +11,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import ceil
+from statistics import fmean
 from typing import Any
 from uuid import uuid4
 
-from mars_ray.control.cluster_load import Backlog, BatchJobState, ClusterLoad
+from mars_ray.control.cluster_load import Backlog, ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.core.batch_job import BatchJob
 from mars_ray.control.core.live_view import FrameHistory, LiveReport, RunningJob
 from mars_ray.control.core.overrides import NullStore, Overrides, OverrideStore
+from mars_ray.control.core.policy_changes import PolicyChange, PolicyChanges
+from mars_ray.control.core.replica_goal import GoalState, desired_replicas
 from mars_ray.control.core.replica_registry import ReplicaRegistry
 from mars_ray.control.core.status import ClassStatus, ClusterStatus, curve_of
 from mars_ray.control.core.threshold_setter import ThresholdSetter
 from mars_ray.control.policies.bounds import Bounds, bounds_of
 from mars_ray.control.policies.policy import Decision, Policy
 from mars_ray.control.policies.policy_registry import POLICIES
+from mars_ray.control.policies.spare import callers_alone, decide_for_batches, has_batches
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.steady_clock import SteadyClock
+from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.engine.stats.state import describe_rehearsals
 from mars_ray.errors import ReportError
-
-
-class BatchJob:
-    """The batch job that the replicas of a controller work on, if there is one."""
-
-    def __init__(self) -> None:
-        self._backlog: Backlog | None = None
-        self._updated_s = 0.0
-        self.paused = False
-        """Whether workers must not take new rows."""
-
-    def update(self, backlog: Backlog, now_s: float, *, paused: bool) -> None:
-        """Store the driver's latest report, which holds until the next one."""
-        self._backlog = backlog
-        self._updated_s = now_s
-        self.paused = paused
-
-    def state(self, replicas: ReplicaRegistry, now_s: float) -> BatchJobState | None:
-        """Return the current state of the job; None if there is no job or no worker."""
-        if self._backlog is None or not len(replicas):
-            return None
-        left_s = self._backlog.seconds
-        thresholds = replicas.thresholds()
-        return BatchJobState(
-            backlog=replace(self._backlog, seconds=None if left_s is None else left_s - (now_s - self._updated_s)),
-            threshold=sum(thresholds) / len(thresholds),
-            tokens_s=replicas.tokens_s(),
-        )
-
 
 log = logging.getLogger(__name__)
 
 DECIDE_EVERY_S = 1.0
-WELL_USED = 0.8
-"""Share of a replica's time that demand should take at full quality; it sets the number of desired replicas."""
 HOT = 1.0
 """Share of a replica's time that its demand may take at the cluster's thresholds before the replica gets lower ones."""
 COOL = "the replica keeps up at the thresholds of the cluster"
@@ -73,6 +47,7 @@ class Controller:
     """Decides on thresholds when a report arrives, but at most once a second. Not thread-safe.
 
     `clock` returns seconds and may jump. `unix_clock` is used only for overrides and for the history of the live view.
+    `observe_change` gets the policy's changes of thresholds, at a bounded rate.
     """
 
     def __init__(
@@ -83,6 +58,7 @@ class Controller:
         store: OverrideStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
+        observe_change: Callable[[PolicyChange], None] = lambda _: None,
     ) -> None:
         settings = plan.settings
         self._plan = plan
@@ -99,11 +75,13 @@ class Controller:
         self._decided_s: float | None = None
         """Time of the last decision; None makes the next report trigger a decision."""
         self._epoch = self._desired_replicas = 0
+        self._goal_state = GoalState()
         self._bounds: Mapping[str, Bounds] = bounds_of(plan, [])
         self._decisions = {name: Decision(bound.ceiling, "no report yet") for name, bound in self._bounds.items()}
         self._hot: dict[str, dict[str, Decision]] = {}
         """Decisions for replicas with more work than the others, by replica and class."""
         self._changes: Counter[str] = Counter()
+        self._policy_changes = PolicyChanges(observe_change)
 
     def handle_report(self, report: ReplicaReport) -> Directive:
         """Take a report and return the directive in force.
@@ -122,7 +100,7 @@ class Controller:
     def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
         """Set the remaining work of a batch job and whether its workers pause; return the status.
 
-        Both values hold until the next call.
+        The backlog holds for up to `batch_job.BACKLOG_S` seconds, `paused` until the next call.
         """
         self._job.update(backlog, self._now_s(), paused=paused)
         return self.status()
@@ -229,25 +207,52 @@ class Controller:
         self._epoch += 1
         self._bounds = bounds_of(self._plan, self._replicas.profiles())
         load = replace(self._replicas.load(), job=self._job.state(self._replicas, now_s))
-        decisions, self._policy_state = self._policy.decide(self._plan, load, self._bounds, self._policy_state, dt_s)
+        callers = self._callers(load)
+        decisions, self._policy_state = self._policy.decide(self._plan, callers, self._bounds, self._policy_state, dt_s)
+        if callers is not load and self._plan.settings.policy != "fixed":
+            decisions[BATCH_CLASS] = decide_for_batches(load, self._bounds[BATCH_CLASS], decisions)
         before = self._decisions
         self._decisions = self._setter.apply(None, decisions, self._bounds, now_s)
         for name, after in self._decisions.items():
             if after.threshold != before[name].threshold:
-                self._changes[name] += 1
-                log.info(
-                    "threshold of class %s: %g -> %g: %s", name, before[name].threshold, after.threshold, after.reason
-                )
+                self._note_change(name, before[name].threshold, after, load)
+        self._policy_changes.report(now_s)
         self._hot = self._decide_hot(now_s)
         self._history.observe(self._replicas.status(now_s), now_s, self._unix_s())
-        self._desired_replicas = _desired_replicas(load, self._plan)
+        lowered = any(decision.threshold < self._bounds[name].ceiling for name, decision in decisions.items())
+        # The worst of many replicas misses a promise that the cluster keeps.
+        of_cluster = replace(self._replicas.load(latency=fmean), job=load.job)
+        self._desired_replicas, self._goal_state = desired_replicas(
+            self._plan, of_cluster, self._goal_state, dt_s, lowered=lowered
+        )
+
+    def _note_change(self, name: str, before: float, after: Decision, load: ClusterLoad) -> None:
+        self._changes[name] += 1
+        log.info("threshold of class %s: %g -> %g: %s", name, before, after.threshold, after.reason)
+        if self._overrides.get(name) is None:  # what operators set is recorded where they set it
+            change = PolicyChange(
+                service_class=name,
+                before=before,
+                after=after.threshold,
+                lowest=after.threshold,
+                changes=1,
+                reason=after.reason,
+                load=None if load.speed is None else load.share_of_capacity(self._plan.ceiling),
+            )
+            self._policy_changes.add(change)
+
+    def _callers(self, load: ClusterLoad) -> ClusterLoad:
+        """Return the load that the policy decides on: without the rows of batches, if batches run next to callers."""
+        return callers_alone(load) if not self._policy.uniform and has_batches(load) else load
 
     def _decide_hot(self, now_s: float) -> dict[str, dict[str, Decision]]:
         """Return the decisions for replicas that have more work than the others."""
         hot: dict[str, dict[str, Decision]] = {}
         if len(self._replicas) < 2 or self._policy.uniform:
             return hot
-        for replica, load in self._replicas.loads():
+        job = self._job.state(self._replicas, self._now_s())
+        for replica, own in self._replicas.loads():
+            load = self._callers(replace(own, job=job))
             shares = (load.share_with_queue(name, decision.threshold) for name, decision in self._decisions.items())
             if load.speed is not None and sum(shares) > HOT:
                 decisions, _ = self._policy.decide(self._plan, load, self._bounds, self._policy_state, 0.0)
@@ -262,10 +267,3 @@ class Controller:
                 if decision.threshold < self._decisions[name].threshold
             }
         return hot
-
-
-def _desired_replicas(load: ClusterLoad, plan: ControlPlan) -> int:
-    """Return the number of replicas that the demand needs at full quality; lower thresholds would hide a shortage."""
-    if load.speed is None:
-        return 0
-    return ceil(sum(load.arriving_share(demand.name, plan.ceiling) for demand in load.classes) / WELL_USED)

@@ -9,7 +9,9 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -21,10 +23,13 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.live_view import LiveReport, RunningJob
 from mars_ray.control.core.overrides import Override, from_json, to_json
+from mars_ray.control.core.policy_changes import PolicyChange
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.ray_private import NAMESPACE, kv_get, kv_put
+from mars_ray.storage.audit_log import AuditLog
+from mars_ray.storage.location import locate
 
 BATCH = "generate-"
 """Prefix of the application names of batch jobs."""
@@ -39,8 +44,10 @@ _KIND = "controller:"
 class ControllerActor:
     """The actor that runs the controller."""
 
-    def __init__(self, app: str, plan: ControlPlan) -> None:
-        self._controller = Controller(plan, store=_ClusterStore(app, plan.model))
+    def __init__(self, app: str, plan: ControlPlan, audit: str | None) -> None:
+        self._audit = AuditLog(None if audit is None else locate(audit), "policy")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="audit")
+        self._controller = Controller(plan, store=_ClusterStore(app, plan.model), observe_change=self._record)
         self._last_report_s = time.monotonic()
         self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
 
@@ -53,6 +60,13 @@ class ControllerActor:
         except MarsRayError as error:
             return error
 
+    def _record(self, change: PolicyChange) -> None:
+        action = "threshold.lowered" if change.lowest < change.before else "threshold.raised"
+        details = {"before": change.before, "after": change.after, "lowest": change.lowest, "changes": change.changes}
+        # In a thread, because the storage may be slow and reports must be answered meanwhile.
+        record = partial(self._audit.record, cause=change.cause, details=details)
+        self._writer.submit(record, "policy", action, change.service_class)
+
     async def _end_when_idle(self) -> None:
         while time.monotonic() - self._last_report_s < IDLE_SECONDS:
             await asyncio.sleep(1)
@@ -60,11 +74,15 @@ class ControllerActor:
 
 
 class RayController:
-    """Client of an application's controller, which is started when first needed. Use it within one event loop."""
+    """Client of an application's controller, which is started when first needed. Use it within one event loop.
 
-    def __init__(self, app: str, plan: ControlPlan) -> None:
+    `audit` is the folder or URL where the controller records what its policy does.
+    """
+
+    def __init__(self, app: str, plan: ControlPlan, audit: str | None = None) -> None:
         self._app = app
         self._plan = plan
+        self._audit = audit
         self._handle: Any = None
 
     async def handle_report(self, report: ReplicaReport) -> Directive:
@@ -128,7 +146,7 @@ class RayController:
             max_restarts=-1,
             num_cpus=0,
         )
-        return actor.remote(self._app, self._plan)
+        return actor.remote(self._app, self._plan, self._audit)
 
 
 def remove_controllers(app: str) -> None:

@@ -5,7 +5,7 @@ Out:   the load on all replicas together or on each alone; the thresholds in for
 Never: keeps a replica that has been silent for longer than a lease.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from mars_ray.control.cluster_load import ClusterLoad, sum_by_class
 from mars_ray.control.core.status import ReplicaStatus
@@ -42,9 +42,10 @@ class ReplicaRegistry:
             del self._seen_s[replica], self._meters[replica]
         return silent
 
-    def load(self) -> ClusterLoad:
-        """Return the load on all replicas together."""
-        return _load(list(self._meters.values()))
+    def load(self, latency: Callable[[Sequence[float]], float] = max) -> ClusterLoad:
+        """Return the load on all replicas together, whose p95 is that of the worst replica unless `latency` combines
+        them in another way."""
+        return _load(list(self._meters.values()), latency)
 
     def loads(self) -> Iterator[tuple[str, ClusterLoad]]:
         """Yield the name of each replica, together with the load on that replica alone."""
@@ -82,7 +83,7 @@ class ReplicaRegistry:
         )
 
 
-def _load(meters: list[DemandMeter]) -> ClusterLoad:
+def _load(meters: list[DemandMeter], latency: Callable[[Sequence[float]], float] = max) -> ClusterLoad:
     states = [meter.last.state for meter in meters]
     ttfts_s = [state.ttft_p95_s for state in states if state.ttft_p95_s is not None]
     tpots_s = [state.tpot_p95_s for state in states if state.tpot_p95_s is not None]
@@ -92,7 +93,7 @@ def _load(meters: list[DemandMeter]) -> ClusterLoad:
         classes=sum_by_class([demand for meter in meters for demand in meter.demand()]),
         speed=speed_of(states),
         rows=sum(state.max_num_seqs for state in states),
-        ttft_p95_s=max(ttfts_s, default=None),
-        tpot_p95_s=max(tpots_s, default=None),
+        ttft_p95_s=latency(ttfts_s) if ttfts_s else None,
+        tpot_p95_s=latency(tpots_s) if tpots_s else None,
         price_per_hour=sum(prices) if meters and len(prices) == len(meters) else None,
     )

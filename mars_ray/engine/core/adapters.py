@@ -1,19 +1,20 @@
 """The adapters of an engine, which decode masks.
 
 Requests choose an adapter by its name; the adapter without a name is the default. The cache holds keys and values of
-the base model, so sequences with different adapters can share them.
+the base model, so sequences with different adapters can share them. Adapters may change between two steps. A request
+keeps the adapter that it began with, and an adapter is freed once it has neither a name nor requests.
 """
 
 from collections import abc
+from dataclasses import dataclass
 
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import Adapter
 from mars_ray.engine.execution.mask_sampler import mask_rows
-from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector, MaskRow
-from mars_ray.engine.request import Request
+from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow, ModelRunner, PackedAdapter
+from mars_ray.engine.request import Request, check_adapter
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.errors import RequestError
 from mars_ray.model.card import Card
 
 BLOCK_WITHOUT_CARD = 8
@@ -22,54 +23,118 @@ BLOCK_WITHOUT_CARD = 8
 AdaptersByName = abc.Mapping[str | None, Adapter]
 """Adapters by the names that requests use; None is the key of the default adapter."""
 
+Calibration = dict[float, tuple[float, float]]
+"""Tokens per forward and agreement at each threshold."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """An adapter in the form that the engine's runner computes with, and its card."""
+
+    packed: PackedAdapter
+    card: AdapterCard
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the adapter in bytes."""
+        return self.packed.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class MaskDecoder:
+    """The decoder of a request's masks: an adapter, or the base model if `adapter` is None."""
+
+    adapter: LoadedAdapter | None
+    block: int
+    """Largest number of tokens proposed per forward. At 1 there are no masks."""
+
 
 class Adapters:
-    """The adapters of one base model, whose card is `card`."""
+    """The adapters of one base model, whose card is `card`, for the steps of `runner`."""
 
-    def __init__(self, by_name: AdaptersByName, card: Card | None) -> None:
-        self._numbers = {name: number for number, name in enumerate(by_name)}
-        self.loras = [adapter.lora for adapter in by_name.values()]
-        """Weights of each adapter, indexed by the number that `of` returns."""
-        cards: list[Card | AdapterCard | None] = [adapter.card for adapter in by_name.values()] or [card]
-        self.block = max((entry.block for entry in cards if entry and entry.block), default=BLOCK_WITHOUT_CARD)
-        """Largest number of tokens proposed per forward."""
-        default = by_name[None].card if None in by_name else cards[0]
-        points = default.calibration if default else ()
-        self.calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
-        """Tokens per forward and agreement at each threshold, from the default adapter's card or else from the first
-        card."""
-        self._base_looks_ahead = not by_name or bool(card and card.block)
+    def __init__(self, runner: ModelRunner, by_name: abc.Mapping[str | None, LoadedAdapter], card: Card | None) -> None:
+        self._runner = runner
+        self._card = card
+        self._unnamed = by_name.get(None)
+        self._named: dict[str, LoadedAdapter] = {}
+        self._base_knows_masks = self._unnamed is None
+        """Whether masks help the base model. If it has adapters and no card, it was not trained on masks."""
+        self._of_request: dict[str, MaskDecoder] = {}
+        """Decoder of each request that has not ended."""
+        self._numbers: dict[LoadedAdapter, int] = {}
+        """Index of each adapter in the runner's list."""
+        self.set({name: adapter for name, adapter in by_name.items() if name is not None})
 
-    def of(self, sequence: Sequence) -> int:
-        """Return the number of the adapter that decodes the masks of a sequence, or -1 for the base model."""
-        return self._numbers.get(sequence.request.decode.adapter, -1)
+    @property
+    def default(self) -> MaskDecoder:
+        """Decoder of requests that name no adapter."""
+        if self._unnamed is not None:
+            return MaskDecoder(self._unnamed, self._unnamed.card.block)
+        block = self._card.block if self._card else None
+        return MaskDecoder(None, block or (BLOCK_WITHOUT_CARD if self._base_knows_masks else 1))
 
-    def looks_ahead(self, sequence: Sequence) -> bool:
-        """Return whether masks help a sequence. A base model with adapters may not have been trained on masks."""
-        return self._base_looks_ahead or self.of(sequence) >= 0
+    @property
+    def block(self) -> int:
+        """Largest block of all decoders."""
+        return max(self.default.block, *(adapter.card.block for adapter in self._named.values()), 1)
 
-    def correct_masks(
-        self,
-        samplers: abc.Sequence[MaskCorrector],
-        batch: list[ScheduledSequence],
-        picks: list[slice],
-        output: ForwardOutput,
-    ) -> None:
+    @property
+    def calibration(self) -> Calibration:
+        """Calibration from the card of the default decoder, or else from the first adapter."""
+        cards: list[Card | AdapterCard | None] = [self._unnamed.card if self._unnamed else self._card]
+        cards += [adapter.card for adapter in self._named.values()]
+        points = next((card.calibration for card in cards if card and card.calibration), ())
+        return {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
+
+    def set(self, named: abc.Mapping[str, LoadedAdapter]) -> None:
+        """Replace the adapters with a name."""
+        self._named = dict(named)
+        if named:
+            self._base_knows_masks = False
+        self._free_unused()
+
+    def begin(self, request: Request) -> None:
+        """Choose the decoder of a request that `check` has accepted, until `end`."""
+        name = request.decode.adapter
+        adapter = self._named[name] if name is not None else None
+        self._of_request[request.id] = MaskDecoder(adapter, adapter.card.block) if adapter else self.default
+
+    def end(self, request_id: str) -> None:
+        """Free the adapter of a request that has ended if nothing else needs it."""
+        del self._of_request[request_id]
+        self._free_unused()
+
+    def number(self, sequence: Sequence) -> int:
+        """Return the index of the adapter that decodes the masks of a sequence, or -1 for the base model."""
+        adapter = self._of_request[sequence.request.id].adapter
+        return -1 if adapter is None else self._numbers[adapter]
+
+    def block_of(self, sequence: Sequence) -> int:
+        """Return the largest block of a sequence; 1 if masks do not help it."""
+        return self._of_request[sequence.request.id].block
+
+    def correct_masks(self, batch: list[ScheduledSequence], picks: list[slice], output: ForwardOutput) -> None:
         """Correct the logits of masks in `output` with the sampler heads of their adapters.
 
         `picks` holds the picks of each sequence, beginning at its last token.
         """
-        rows_by_adapter: list[list[MaskRow]] = [[] for _ in samplers]
+        rows_by_adapter: dict[LoadedAdapter, list[MaskRow]] = {}
         for scheduled, sequence_picks in zip(batch, picks, strict=True):
-            if scheduled.num_masks and (number := self.of(scheduled.sequence)) >= 0:
-                rows_by_adapter[number] += mask_rows(scheduled, sequence_picks)
-        for sampler, rows in zip(samplers, rows_by_adapter, strict=True):
+            adapter = self._of_request[scheduled.sequence.request.id].adapter
+            if scheduled.num_masks and adapter is not None:
+                rows_by_adapter.setdefault(adapter, []).extend(mask_rows(scheduled, sequence_picks))
+        for adapter, rows in rows_by_adapter.items():
             if rows:
-                sampler.correct(output, rows)
+                adapter.packed.sampler.correct(output, rows)
 
     def check(self, request: Request) -> None:
         """Raise a `RequestError` if the adapter of a request is unknown."""
-        name = request.decode.adapter
-        if name is not None and name not in self._numbers:
-            names = ", ".join(filter(None, self._numbers)) or "no adapters with a name"
-            raise RequestError(f"adapter is {name!r}; this engine has {names}.")
+        check_adapter(request.decode.adapter, self._named)
+
+    def _free_unused(self) -> None:
+        """Keep only adapters with a name or with requests in the runner."""
+        wanted = [self._unnamed, *self._named.values(), *(decoder.adapter for decoder in self._of_request.values())]
+        numbers = {adapter: number for number, adapter in enumerate(dict.fromkeys(filter(None, wanted)))}
+        if list(numbers) != list(self._numbers):
+            self._numbers = numbers
+            self._runner.use([adapter.packed for adapter in numbers])

@@ -5,9 +5,11 @@ nothing else of an engine, so they work the same with both.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.core.adapters import LoadedAdapter
 from mars_ray.engine.core.limits import EngineLimits
 from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.request import Request
@@ -15,14 +17,19 @@ from mars_ray.engine.stats.state import EngineState
 
 
 class DecodingEngine(Protocol):
-    """An engine whose caller calls `step` while it is busy. Not thread-safe, except for `grammars.prepare`."""
+    """An engine whose caller calls `step` while it is busy.
+
+    Not thread-safe, except for `grammars.prepare` and `load_adapter`.
+    """
 
     limits: EngineLimits
     grammars: Grammars
-    block: int
-    """Maximum number of tokens proposed per forward, for requests that set no block."""
     kernels: str
     """Description of the code that runs the network, for reports."""
+
+    @property
+    def block(self) -> int:
+        """Maximum number of tokens proposed per forward, for requests that set no block."""
 
     @property
     def running(self) -> int:
@@ -50,6 +57,15 @@ class DecodingEngine(Protocol):
 
     def set_thresholds(self, thresholds: Mapping[str, float]) -> None:
         """Set the thresholds of some classes from the next step on. Raises `ConfigError` and then changes nothing."""
+
+    def load_adapter(self, folder: Path) -> LoadedAdapter:
+        """Load and pack the adapter in `folder`. Any thread may call it, one at a time, next to the steps.
+
+        Raises `AdapterError` if the adapter is missing, incomplete, or does not fit the model or the engine.
+        """
+
+    def set_adapters(self, adapters: Mapping[str, LoadedAdapter]) -> None:
+        """Replace the adapters with a name between two steps. Requests keep the adapter that they began with."""
 
     def close(self) -> None:
         """Stop the engine. Call no other method afterwards."""

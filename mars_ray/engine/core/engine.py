@@ -12,9 +12,11 @@ import random
 import time
 from collections import abc
 from dataclasses import replace
+from pathlib import Path
 
+from mars_ray.adapter.folder import Adapter, AdapterLoader
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason
-from mars_ray.engine.core.adapters import Adapters, AdaptersByName
+from mars_ray.engine.core.adapters import Adapters, AdaptersByName, LoadedAdapter
 from mars_ray.engine.core.limits import resolve_limits
 from mars_ray.engine.core.sequences import ClassThresholds, new_sequences
 from mars_ray.engine.execution.choose_runner import choose_runner
@@ -32,12 +34,12 @@ from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Sched
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.block_choice import BlockChoice
-from mars_ray.engine.stats.engine_stats import EngineStats
+from mars_ray.engine.stats.engine_stats import EngineStats, predicted_s
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.engine.stats.rehearsal import rehearsal_of
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.engine.stats.step_time import StepTimeFit
-from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestError, StepError
+from mars_ray.errors import AdapterError, ConfigError, GrammarError, MarsRayError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 AUDIT_EVERY = 16
@@ -49,7 +51,8 @@ class Engine:
 
     The adapter that a request names applies only to the request's masks; see `core/adapters`.
     `consume` lets the engine free weights after packing a copy of them; the network itself cannot run afterwards.
-    Raises `ModelError` for an unsupported network and `ConfigError` for impossible sizes.
+    Raises `ModelError` for an unsupported network, `AdapterError` for an adapter that does not fit it, and
+    `ConfigError` for impossible sizes.
     """
 
     def __init__(
@@ -66,7 +69,6 @@ class Engine:
         network = checkpoint.network
         self._checkpoint = checkpoint
         self._clock = clock
-        self._adapters = Adapters(adapters or {}, checkpoint.card)
         self._new_seed = new_seed or (lambda: random.getrandbits(62))
         self.limits = limits = resolve_limits(network.config, network.dtype, network.device, options)
         self._thresholds = ClassThresholds(dict.fromkeys(class_names(options.classes), options.threshold))
@@ -79,20 +81,20 @@ class Engine:
             max_waiting_seqs=options.max_waiting_seqs,
             max_prefill_tokens=options.max_prefill_tokens,
             clock=clock,
+            step_s=lambda batch: predicted_s(self.step_time.model, batch),
         )
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
-        self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device, self._adapters.of)
-        self._runner, self.kernels = choose_runner(
-            network, self._cache, checkpoint.mask_id, options, consume=consume, adapters=self._adapters.loras
-        )
+        self._runner, self.kernels = choose_runner(network, self._cache, checkpoint.mask_id, options, consume=consume)
         """Description of the runner for reports."""
+        loaded = {name: self.pack_adapter(adapter) for name, adapter in (adapters or {}).items()}
+        self._adapters = Adapters(self._runner, loaded, checkpoint.card)
+        self._loader = AdapterLoader(checkpoint.folder) if checkpoint.folder else None
+        self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device, self._adapters.number)
         self.grammars = Grammars(checkpoint, limits.vocab_size)
         """Compiled grammars of requests; `add` compiles a grammar that was not prepared."""
-        self.block = self._adapters.block
-        """Maximum number of tokens proposed per forward, for requests that set no block."""
         self.profile = Profile(self.block, self._adapters.calibration)
         self.step_time = StepTimeFit()
-        self._blocks = BlockChoice(self.profile, self.step_time, self.block)
+        self._blocks = BlockChoice(self.profile, self.step_time)
         rehearsal = rehearsal_of(options.rehearse, clock, sleep)
         self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock, rehearsal)
         self._requests: dict[str, list[Sequence]] = {}
@@ -105,6 +107,29 @@ class Engine:
     def set_thresholds(self, thresholds: abc.Mapping[str, float]) -> None:
         """Set the thresholds of some classes between two steps. If it raises `ConfigError`, no threshold changes."""
         self._thresholds.set(thresholds)
+
+    @property
+    def block(self) -> int:
+        """Maximum number of tokens proposed per forward, for requests that set no block."""
+        return self._adapters.block
+
+    def load_adapter(self, folder: Path) -> LoadedAdapter:
+        """Load and pack the adapter in `folder`. Any thread may call it, one at a time, next to the steps.
+
+        Raises `AdapterError` if the adapter is missing, incomplete, or does not fit the model.
+        """
+        if self._loader is None:
+            raise AdapterError(f"{folder} cannot be checked, because this model was not loaded from a folder.")
+        return self.pack_adapter(self._loader.load(folder))
+
+    def pack_adapter(self, adapter: Adapter) -> LoadedAdapter:
+        """Pack an adapter, as `load_adapter` does. Raises `AdapterError` if it does not fit the model."""
+        return LoadedAdapter(self._runner.pack(adapter.lora), adapter.card)
+
+    def set_adapters(self, adapters: abc.Mapping[str, LoadedAdapter]) -> None:
+        """Replace the adapters with a name between two steps. Requests keep the adapter that they began with."""
+        self._adapters.set(adapters)
+        self.profile.widen(self.block, self._adapters.calibration)
 
     @property
     def running(self) -> int:
@@ -154,6 +179,7 @@ class Engine:
         self._stats.arrived(request)
         self._scheduler.add(sequences)
         self._requests[request.id] = sequences
+        self._adapters.begin(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request at once. Unknown ids are ignored, because the request may have ended already."""
@@ -201,8 +227,9 @@ class Engine:
         return batch
 
     def _masks_for(self, sequence: Sequence) -> Masks:
-        acceptance = self._thresholds.acceptance(sequence) if self._adapters.looks_ahead(sequence) else None
-        return self._blocks.masks_for(sequence, acceptance, self.limits.max_model_len)
+        full = self._adapters.block_of(sequence)
+        acceptance = self._thresholds.acceptance(sequence) if full > 1 else None
+        return self._blocks.masks_for(sequence, acceptance, full, self.limits.max_model_len)
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit. If the forward fails, run each sequence alone."""
@@ -210,7 +237,7 @@ class Engine:
             inputs, picks = self._packer.pack(batch, self._slots.num_active, audit=audit)
             output = self._runner.run(inputs)
             choosing = [picks_of(*scheduled) for scheduled in zip(batch, picks, strict=True)]
-            self._adapters.correct_masks(self._runner.mask_samplers, batch, choosing, output)
+            self._adapters.correct_masks(batch, choosing, output)
             proposed = propose_all(batch, choosing, output)
         except Exception as error:  # out of memory or a bug in the model's code; other sequences must go on
             if len(batch) == 1:
@@ -261,6 +288,7 @@ class Engine:
             prompt_logprobs=scored,
             audits=audits,
             threshold=rule.threshold,
+            accepted=((rule.threshold, emitted.accepted),) if emitted.accepted else (),
             masks=scheduled.num_masks,
             finished=emitted.reason and self._finish(sequence, emitted.reason),
         )
@@ -272,6 +300,7 @@ class Engine:
         siblings.remove(sequence)
         if not siblings:
             del self._requests[sequence.request.id]
+            self._adapters.end(sequence.request.id)
         return sequence.finished(reason, self._clock(), error)
 
     def _cut_short(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Chunk:

@@ -95,6 +95,8 @@ def resolve_limits(
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    if options.adapter_memory_gib is not None and not options.adapter_memory_gib > 0:
+        raise ConfigError(f"adapter_memory_gib is {options.adapter_memory_gib}; it must be above 0.")
     text = config.get_text_config()
     _, key_heads, _ = kv_shape(config)
     if text.num_attention_heads % key_heads:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from mars_ray.adapter.folder import load_adapter
+from mars_ray.adapter.folder import AdapterLoader
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.model.checkpoint import Checkpoint, load_model
@@ -29,6 +29,7 @@ def load_engine(
     """
     if torch.get_num_threads() > usable_cpus():  # torch ignores CPU quotas
         torch.set_num_threads(usable_cpus())
-    loaded = {name: load_adapter(folder, model.folder) for name, folder in (adapters or {}).items()}
+    loader = AdapterLoader(model.folder)
+    loaded = {name: loader.load(folder) for name, folder in (adapters or {}).items()}
     checkpoint = load_model(model, device=best_device())
     return Engine(checkpoint, options, adapters=loaded, consume=True), checkpoint

@@ -1,14 +1,12 @@
 """Choose the runner for a network: the compiled CPU kernels if they support the network, otherwise torch."""
 
-from collections.abc import Sequence
-
 from transformers import PreTrainedModel
 
-from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.cpu_runner import CPURunner
 from mars_ray.engine.execution.model_runner import ModelRunner
 from mars_ray.engine.execution.torch_runner import TorchRunner
-from mars_ray.engine.kernels.build import KernelError
+from mars_ray.engine.kernels.build import kernel_library
+from mars_ray.engine.kernels.families import KernelError
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.options import EngineOptions
 from mars_ray.errors import ModelError
@@ -21,7 +19,6 @@ def choose_runner(
     options: EngineOptions,
     *,
     consume: bool,
-    adapters: Sequence[GatedLoRA],
 ) -> tuple[ModelRunner, str]:
     """Return the runner, and a description of it with the reason for the choice.
 
@@ -29,12 +26,12 @@ def choose_runner(
     for quantized weights, which need the kernels, and the kernels do not support the network or the machine.
     """
     try:
-        runner = CPURunner(
-            network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume, adapters=adapters
-        )
+        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume)
     except KernelError as error:
         if options.quantize:
             raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None
-        through_torch = TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled, adapters=adapters)
+        through_torch = TorchRunner(network, cache, mask_id=mask_id, compiled=options.compiled)
         return through_torch, f"torch, because {error}" if network.device.type == "cpu" else "torch"
-    return runner, f"CPU kernels, {options.quantize}" if options.quantize else "CPU kernels"
+    library = kernel_library()
+    quantized = f", {options.quantize}" if options.quantize else ""
+    return runner, f"CPU kernels {library.family.name}{quantized} ({library.origin})"

@@ -1,7 +1,9 @@
 """Run a decoder of the Llama family on a CPU through the compiled kernels."""
 
 import ctypes
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,13 +11,26 @@ from transformers import PreTrainedModel
 
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.sampler_head import SamplerHead
-from mars_ray.engine.execution.mask_sampler import embeddings_of
-from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector, MaskRow
+from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
+from mars_ray.engine.kernels.adapter import FusedLoRA
 from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.decoder import INT, POINTER, FusedDecoder
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 from mars_ray.engine.options import Quantize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedAdapter:
+    """An adapter packed for the kernels."""
+
+    lora: FusedLoRA
+    sampler: "FusedMaskSampler"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the adapter in bytes, without the embeddings of the network."""
+        return self.lora.nbytes + self.sampler.nbytes
 
 
 class CPURunner:
@@ -29,18 +44,34 @@ class CPURunner:
         mask_id: int,
         quantize: Quantize | None,
         consume: bool,
-        adapters: Sequence[GatedLoRA],
     ) -> None:
-        # Read before `FusedDecoder` frees the weights of the network.
-        embeddings = embeddings_of(network)
-        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume, adapters=adapters)
-        self.mask_samplers: list[MaskCorrector] = [FusedMaskSampler(lora.sampler, *embeddings) for lora in adapters]
+        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume)
+        self._embedding_VH = network.get_input_embeddings().weight.detach()
+        self._unembedding: weakref.ref[Tensor] | None = None
+        """Output embedding while adapters hold it. Without adapters it may exist only in packed form."""
+        self._adapters: list[FusedLoRA] = []
         self._cache = cache
+
+    def pack(self, lora: GatedLoRA) -> FusedAdapter:
+        """Return an adapter in the form that `use` takes. One thread at a time may call it, next to a forward.
+
+        Raises `AdapterError` if the adapter does not fit the network.
+        """
+        packed = self._decoder.pack(lora)
+        unembedding_VH = self._unembedding() if self._unembedding else None
+        if unembedding_VH is None:
+            unembedding_VH = self._decoder.unembedding().contiguous()
+            self._unembedding = weakref.ref(unembedding_VH)
+        return FusedAdapter(packed, FusedMaskSampler(lora.sampler, self._embedding_VH, unembedding_VH))
+
+    def use(self, adapters: Sequence[FusedAdapter]) -> None:
+        """Decode masks with these adapters from the next forward on; batches refer to them by their index."""
+        self._adapters = [adapter.lora for adapter in adapters]
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which writes the keys and values of all its positions to the cache."""
-        return ForwardOutput(*self._decoder.forward(self._cache.layers, batch))
+        return ForwardOutput(*self._decoder.forward(self._cache.layers, batch, self._adapters))
 
     def wait_until_compiled(self) -> None:
         """Return at once, because the kernels are compiled before the first step."""
@@ -70,10 +101,12 @@ class FusedMaskSampler:
 
     def __init__(self, head: SamplerHead, embedding_VH: Tensor, unembedding_VH: Tensor) -> None:
         dtype = embedding_VH.dtype
-        self._correct = getattr(kernel_library(), f"correct_{str(dtype).removeprefix('torch.')}")
+        self._correct = kernel_library().function(f"correct_{str(dtype).removeprefix('torch.')}")
         matrices = (head.read_hidden.weight, head.read_token.weight, head.write.weight)
         hidden, token, write = (matrix.detach().to(dtype).contiguous() for matrix in matrices)
         bias = head.read_hidden.bias.detach().float().contiguous()
+        self.nbytes = sum(tensor.nbytes for tensor in (hidden, bias, token, write))
+        """Memory of the head in bytes."""
         self._tensors = (hidden, bias, token, write, embedding_VH.contiguous(), unembedding_VH.contiguous())
         """Tensors that own the memory that the structure points into."""
         vocabulary, size = embedding_VH.shape

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 
 
@@ -40,12 +41,32 @@ class MaskCorrector(Protocol):
         """Correct the tokens, confidences and logits of `output` at the masks of `rows`, in place."""
 
 
+class PackedAdapter(Protocol):
+    """An adapter in the form that a runner computes with."""
+
+    @property
+    def sampler(self) -> MaskCorrector:
+        """The sampler head of the adapter."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the adapter in bytes."""
+
+
 class ModelRunner(Protocol):
     """Runs the forwards of a network over the KV cache."""
 
-    @property
-    def mask_samplers(self) -> Sequence[MaskCorrector]:
-        """The sampler head of each adapter."""
+    def pack(self, lora: GatedLoRA) -> PackedAdapter:
+        """Return an adapter in the form that `use` takes. Any thread may call it, one at a time, next to a forward.
+
+        Raises `AdapterError` if the adapter does not fit the network.
+        """
+
+    def use(self, adapters: Sequence[Any]) -> None:
+        """Decode masks with these adapters, which this runner has packed, from the next forward on.
+
+        Batches refer to them by their index.
+        """
 
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which writes the keys and values of all its positions to the cache."""

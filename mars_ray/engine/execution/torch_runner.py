@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.execution.compiled import CompiledSteps
 from mars_ray.engine.execution.forward import forward_of
 from mars_ray.engine.execution.mask_sampler import MaskSampler, embeddings_of
-from mars_ray.engine.execution.model_runner import ForwardOutput, MaskCorrector
+from mars_ray.engine.execution.model_runner import ForwardOutput
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.forward_batch import ForwardBatch
@@ -27,6 +29,19 @@ def to_host(token_M: Tensor, confidence_M: Tensor) -> tuple[list[int], list[floa
     return token_M.tolist(), confidence_M.tolist()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchAdapter:
+    """An adapter on the device of the network, in float32."""
+
+    lora: GatedLoRA
+    sampler: MaskSampler
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the adapter in bytes."""
+        return sum(parameter.nbytes for parameter in self.lora.parameters())
+
+
 class TorchRunner:
     """Runs a network, whose attention it replaces. Raises `ModelError` if the network caps attention logits."""
 
@@ -37,7 +52,6 @@ class TorchRunner:
         *,
         mask_id: int,
         compiled: bool,
-        adapters: Sequence[GatedLoRA],
     ) -> None:
         capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
         if capped is not None:
@@ -46,21 +60,44 @@ class TorchRunner:
         self._cache = cache
         self._forward = forward_of(network, mask_id)
         self._network = network
-        self._adapters = adapters
-        self._attached: list[RemovableHandle] = [handle for lora in adapters for handle in lora.attach(network)]
-        embeddings = embeddings_of(network)
-        self.mask_samplers: list[MaskCorrector] = [MaskSampler(lora.sampler, *embeddings) for lora in adapters]
+        self._adapters: Sequence[TorchAdapter] = ()
+        self._attached: dict[TorchAdapter, list[RemovableHandle]] = {}
+        """Hooks of each adapter in the network."""
+        self._keeping: RemovableHandle | None = None
+        """Hook that keeps the hidden states for the sampler heads."""
         self._hidden_MH: Tensor | None = None
-        if adapters:
-            self._attached.append(network.get_output_embeddings().register_forward_pre_hook(self._keep_hidden))
-        # Compiled steps support no adapter.
-        self._compiled = CompiledSteps(network, mask_id) if compiled and not adapters else None
+        self._compiled = CompiledSteps(network, mask_id) if compiled else None
+
+    def pack(self, lora: GatedLoRA) -> TorchAdapter:
+        """Return a copy of an adapter in the form that `use` takes. Any thread may call it, next to a forward.
+
+        Raises `AdapterError` if the adapter does not fit the network.
+        """
+        lora.check_fits(self._network)
+        copied = deepcopy(lora).to(self._network.device)  # the same adapter may have two names
+        return TorchAdapter(copied, MaskSampler(copied.sampler, *embeddings_of(self._network)))
+
+    def use(self, adapters: Sequence[TorchAdapter]) -> None:
+        """Decode masks with these adapters from the next forward on; batches refer to them by their index."""
+        for gone in self._attached.keys() - set(adapters):
+            for handle in self._attached.pop(gone):
+                handle.remove()
+        for adapter in adapters:
+            if adapter not in self._attached:
+                self._attached[adapter] = adapter.lora.attach(self._network)
+        self._adapters = adapters
+        if adapters and self._keeping is None:
+            head = self._network.get_output_embeddings()
+            self._keeping = head.register_forward_pre_hook(self._keep_hidden)
+        elif not adapters and self._keeping is not None:
+            self._keeping.remove()
+            self._keeping = self._hidden_MH = None
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which writes the keys and values of all its positions to the cache."""
         layers = self._cache.layers
-        if self._adapters:
+        if self._adapters:  # compiled steps support no adapter
             with ExitStack() as acting:
                 embedded_NH = self._adapted_embeddings(batch, acting)
                 token_M, confidence_M, logits_MV = self._forward(layers, batch, embedded_NH)
@@ -72,12 +109,12 @@ class TorchRunner:
     def _adapted_embeddings(self, batch: ForwardBatch, acting: ExitStack) -> Tensor:
         """Return the embeddings [N, H] of a batch. Each adapter acts on its masks until `acting` closes."""
         embedded_NH: Tensor = self._network.get_input_embeddings()(batch.id_N)
-        for number, lora in enumerate(self._adapters):
+        for number, adapter in enumerate(self._adapters):
             where_L = (batch.adapter_N == number).nonzero().flatten()
             if len(where_L):
-                masks_LH = lora.masks(batch.offset_N[where_L]).to(embedded_NH.dtype)
+                masks_LH = adapter.lora.masks(batch.offset_N[where_L]).to(embedded_NH.dtype)
                 embedded_NH = embedded_NH.index_copy(0, where_L, masks_LH)
-                acting.enter_context(lora.at(where_L))
+                acting.enter_context(adapter.lora.at(where_L))
         return embedded_NH
 
     def _keep_hidden(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -85,12 +122,11 @@ class TorchRunner:
 
     def wait_until_compiled(self) -> None:
         """Compile all missing steps now and wait for them. Returns at once if this runner compiles nothing."""
-        if self._compiled:
+        if self._compiled and not self._adapters:
             self._compiled.wait()
 
     def close(self) -> None:
         """Stop compiling, and detach the adapters from the network."""
-        for handle in self._attached:
-            handle.remove()
+        self.use(())
         if self._compiled:
             self._compiled.close()

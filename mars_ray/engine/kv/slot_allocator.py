@@ -120,16 +120,17 @@ class SlotAllocator:
         """Return the sequence in `slot`."""
         return self._slots[slot].owner
 
-    def shared_prefix(self, owner: Owner) -> tuple[int, int]:
+    def shared_prefix(self, owner: Owner, pausing: abc.Collection[Owner] = ()) -> tuple[int, int]:
         """Return how many of the owner's first tokens a slot holds now, and how many it will soon hold.
 
-        Both lengths exclude the last token, which must be run to get logits.
+        The slots of the owners `pausing` hold no more soon than now. Both lengths exclude the last token, which must be
+        run to get logits.
         """
         held = soon = 0
         for slot in self._slots:
             common = _shared_length(slot, owner)
             held = max(held, min(common, slot.length()))
-            soon = max(soon, common)
+            soon = max(soon, held if slot.owner in pausing else common)
         return held, soon
 
     def allocate(self, owner: Owner) -> None:

@@ -13,13 +13,18 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
 
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.process.adapter_store import AdapterStore
+from mars_ray.engine.process.chunk_stream import ChunkStream
 from mars_ray.engine.process.grammar_checker import GrammarChecker
 from mars_ray.engine.process.grammar_store import GrammarStore
 from mars_ray.engine.process.messages import (
+    AdapterLoaded,
     Add,
     AskState,
     Cancel,
@@ -39,7 +44,6 @@ from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import (
     EngineHungError,
     GrammarError,
-    MarsRayError,
     ReplicaLostError,
     RequestError,
     SlowReaderError,
@@ -69,15 +73,22 @@ TELL_SECONDS = 1.0
 class AsyncEngine:
     """Client of an engine that `serve_engine` runs at the other end of the socket. Use it in one running event loop."""
 
-    def __init__(self, connected: socket.socket, *, buffered_tokens: int = BUFFERED_TOKENS) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        *,
+        buffered_tokens: int = BUFFERED_TOKENS,
+        adapter_memory_gib: float | None = None,
+    ) -> None:
         self._socket = connected
         self._buffered_tokens = buffered_tokens
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, ChunkStream] = {}
         self._states: deque[asyncio.Future[EngineState]] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._adapters = AdapterStore(self._order, adapter_memory_gib)
         self._grammars: GrammarStore | None = None
         """Compiled grammars. None unless this object started the engine process and the model has a fast tokenizer."""
         self._asks = 0
@@ -89,7 +100,8 @@ class AsyncEngine:
     async def start(cls, spec: EngineSpec, *, step_seconds: int = STEP_SECONDS) -> tuple["AsyncEngine", EngineFacts]:
         """Start an engine process, which is killed when a step takes longer than `step_seconds`.
 
-        Raises `ReplicaLostError` if the process dies, and errors of the engine, such as `ModelError` or `ConfigError`.
+        Raises `ReplicaLostError` if the process dies, and errors of the engine, such as `ModelError`, `AdapterError` or
+        `ConfigError`.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -98,7 +110,7 @@ class AsyncEngine:
                 pass_fds=(theirs.fileno(),),
                 env=SPIN | os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
             )
-        engine = cls(ours)
+        engine = cls(ours, adapter_memory_gib=spec.options.adapter_memory_gib)
         engine._process = process
         reader = await engine._connect()
         assert engine._writer is not None
@@ -109,7 +121,12 @@ class AsyncEngine:
                 engine._grammars = GrammarStore(GrammarChecker(event.tokenizer), engine._order)
             engine._reading = asyncio.create_task(engine._read(reader))
             engine._watching = asyncio.create_task(engine._end_if_hung(step_seconds))
-            return engine, event.facts
+            try:
+                await engine.set_adapters({name: folder for name, folder in spec.adapters.items() if name is not None})
+            except BaseException:
+                await engine.close()
+                raise
+            return engine, replace(event.facts, block=max(event.facts.block, engine._adapters.block))
         await engine.close()
         raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
 
@@ -123,14 +140,14 @@ class AsyncEngine:
         Without `stream`, each sequence arrives as a single chunk when it has ended.
 
         Raises `RequestError` or `QueueFullError` before decoding starts, `ReplicaLostError` if the engine died,
-        `EngineHungError` if it hung because of this request, and `SlowReaderError` if the caller read too slowly. To
-        stop early, call `aclose` or cancel the task.
+        `EngineHungError` if it hung because of this request, `AdapterError` if its adapter cannot be loaded again, and
+        `SlowReaderError` if the caller read too slowly. To stop early, call `aclose` or cancel the task.
         """
         if request.id in self._streams:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
-        chunks = self._streams[request.id] = _Stream(request, self._buffered_tokens if stream else UNLIMITED)
+        chunks = self._streams[request.id] = ChunkStream(request, self._buffered_tokens if stream else UNLIMITED)
         try:
-            async with self._grammar_of(request):
+            async with self._grammar_of(request), self._adapters.use(request.decode.adapter):
                 self._order(Add(request, stream))
                 chunks.added = self._asks
                 async for chunk in chunks:
@@ -157,6 +174,20 @@ class AsyncEngine:
         Raises `ReplicaLostError`.
         """
         self._order(SetThresholds(by_class))
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """Folders of the adapters with a name, by the names that requests use."""
+        return self._adapters.folders
+
+    async def set_adapters(self, folders: Mapping[str, Path]) -> None:
+        """Have exactly the adapters in `folders`, keyed by name, and the one without a name, if any.
+
+        New adapters are loaded next to the steps. New requests use them once all are loaded and fit the model. Requests
+        that have begun keep their adapter. A folder whose files have changed counts as a new adapter. Raises
+        `AdapterError` for the first adapter that cannot be used, and `ReplicaLostError`; then nothing has changed.
+        """
+        await self._adapters.set(folders)
 
     async def close(self) -> None:
         """Kill the engine. Open streams end with a `ReplicaLostError`."""
@@ -209,6 +240,8 @@ class AsyncEngine:
                 case Prepared(grammar, error):
                     assert self._grammars is not None
                     self._grammars.compiled(grammar, error)
+                case AdapterLoaded() as loaded:
+                    self._adapters.loaded(loaded)
                 case Refused(request_id, error):
                     if stream := self._streams.pop(request_id, None):
                         stream.fail(error)
@@ -264,6 +297,7 @@ class AsyncEngine:
         for stream in self._streams.values():
             stream.fail(ReplicaLostError(LOST))
         self._streams.clear()
+        self._adapters.lose(ReplicaLostError(LOST))
         if self._grammars is not None:
             self._grammars.lose(ReplicaLostError(LOST))
         for answer in self._states:
@@ -289,42 +323,3 @@ class AsyncEngine:
                         "Read faster, or ask for fewer tokens."
                     )
                 )
-
-
-class _Stream:
-    """Buffered chunks of one request."""
-
-    def __init__(self, request: Request, buffered_tokens: int) -> None:
-        self._left = len(request.indices)
-        self._limit = buffered_tokens
-        self._buffered = 0
-        self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()
-        self.open = True
-        """True while more chunks will arrive."""
-        self.begun = False
-        """True once a chunk has arrived."""
-        self.added: int | None = None
-        """Number of hang checks so far when the request was sent; None until it is sent."""
-
-    @property
-    def overfull(self) -> bool:
-        return self._buffered > self._limit
-
-    def put(self, chunk: Chunk) -> None:
-        self._chunks.put_nowait(chunk)
-        self.begun = True
-        self._buffered += len(chunk.tokens)
-        self._left -= chunk.finished is not None
-        self.open = self._left > 0
-
-    def fail(self, error: MarsRayError) -> None:
-        self.open = False
-        self._chunks.put_nowait(error)
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        while self.open or not self._chunks.empty():
-            chunk = await self._chunks.get()
-            if isinstance(chunk, MarsRayError):
-                raise chunk
-            self._buffered -= len(chunk.tokens)
-            yield chunk

@@ -4,7 +4,7 @@ This saves work at both ends of the socket. A joined chunk has the lowest thresh
 among its parts.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from mars_ray.engine.chunk import Chunk
@@ -54,7 +54,15 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         prompt_logprobs=tuple(logprobs for chunk in chunks for logprobs in chunk.prompt_logprobs),
         audits=tuple(audit for chunk in chunks for audit in chunk.audits),
         threshold=min(chunk.threshold for chunk in chunks),
+        accepted=_added(chunks),
         masks=max(chunk.masks for chunk in chunks),
         finished=last.finished,
         accepted_lengths=tuple(len(chunk.tokens) for chunk in chunks if chunk.tokens),
     )
+
+
+def _added(chunks: Sequence[Chunk]) -> tuple[tuple[float, int], ...]:
+    counts: Counter[float] = Counter()
+    for chunk in chunks:
+        counts.update(dict(chunk.accepted))
+    return tuple(counts.items())

@@ -87,6 +87,44 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Command to load an adapter in a thread and keep it. The engine answers with `AdapterLoaded`."""
+
+    number: int
+    """Number that later commands refer to. Each command has a new one."""
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """Event: an adapter is loaded, or could not be loaded because of `error`."""
+
+    number: int
+    nbytes: int = 0
+    """Memory of the adapter in bytes."""
+    block: int = 1
+    """Largest number of tokens that the adapter proposes per forward."""
+    error: MarsRayError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UseAdapters:
+    """Command to have exactly these adapters with a name: numbers of loaded adapters by the names that requests use.
+
+    Requests in the engine keep the adapter that they began with.
+    """
+
+    by_name: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetAdapter:
+    """Command to drop a loaded adapter. It is freed once the requests that use it have ended."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Add:
     """Command to queue a request."""
 
@@ -129,8 +167,8 @@ class SetThresholds:
     by_class: Mapping[str, float]
 
 
-Order = Add | Cancel | AskState | SetThresholds | Prepare | Forget
-Event = Started | Failed | Refused | Prepared | EngineState | list[Chunk]
+Order = Add | Cancel | AskState | SetThresholds | Prepare | Forget | LoadAdapter | UseAdapters | ForgetAdapter
+Event = Started | Failed | Refused | Prepared | AdapterLoaded | EngineState | list[Chunk]
 
 
 def frame(message: object) -> bytes:

@@ -11,11 +11,13 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 from mars_ray.engine.core.decoding_engine import DecodingEngine
 from mars_ray.engine.grammar.library import GrammarTokenizer
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.options import modelled_step_time
+from mars_ray.engine.process.adapter_worker import AdapterWorker
 from mars_ray.engine.process.collector import ChunkCollector
 from mars_ray.engine.process.messages import (
     Add,
@@ -25,6 +27,8 @@ from mars_ray.engine.process.messages import (
     EngineSpec,
     Failed,
     Forget,
+    ForgetAdapter,
+    LoadAdapter,
     Order,
     OrderSocket,
     Prepare,
@@ -32,6 +36,7 @@ from mars_ray.engine.process.messages import (
     Refused,
     SetThresholds,
     Started,
+    UseAdapters,
 )
 from mars_ray.errors import GrammarError, MarsRayError, ReplicaLostError, StepError
 
@@ -51,6 +56,7 @@ def serve_engine(engine: DecodingEngine, orders: OrderSocket) -> None:
     """Number of running sequences of each request."""
     collector = ChunkCollector()
     compiling = ThreadPoolExecutor(COMPILING)
+    adapters = AdapterWorker(engine, orders)
     try:
         while True:
             while orders.waiting() or not engine.busy:
@@ -60,6 +66,8 @@ def serve_engine(engine: DecodingEngine, orders: OrderSocket) -> None:
                 match order:
                     case Prepare(grammar):
                         compiling.submit(_prepare, grammar, engine, orders)
+                    case LoadAdapter() | UseAdapters() | ForgetAdapter():
+                        adapters.obey(order)
                     case _:
                         _obey(order, engine, orders, alive, collector)
             _step(engine, orders, alive, collector)
@@ -67,6 +75,7 @@ def serve_engine(engine: DecodingEngine, orders: OrderSocket) -> None:
         return
     finally:
         compiling.shutdown(wait=False)
+        adapters.close()
         engine.close()
 
 
@@ -154,6 +163,8 @@ def main(descriptor: int) -> None:
 def _start(spec: EngineSpec) -> tuple[DecodingEngine, EngineFacts]:
     import torch
 
+    from mars_ray.adapter.card import unnamed
+    from mars_ray.engine.choose_engine import choose_engine
     from mars_ray.engine.core.load import best_device
     from mars_ray.engine.core.start import start_engine
     from mars_ray.model.folder import check_folder
@@ -162,7 +173,9 @@ def _start(spec: EngineSpec) -> tuple[DecodingEngine, EngineFacts]:
     torch.set_num_threads(spec.threads)
     device = best_device()
     model = check_folder(spec.folder, spec.dtype, device)
-    engine, tokenizer = start_engine(model, spec.options, spec.adapters)
+    # The client sends the adapters with a name once the engine runs.
+    options = replace(spec.options, engine=choose_engine(model, spec.options, spec.adapters, device=device))
+    engine, tokenizer = start_engine(model, options, unnamed(spec.adapters.get(None)))
     # Standard error goes to the log of the parent process.
     print(f"engine on {device}, {engine.kernels}; {model.dtype.name}: {model.dtype.reason}", file=sys.stderr)
     rehearsal = engine.state().rehearsal

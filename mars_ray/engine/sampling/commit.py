@@ -5,7 +5,7 @@ Out:   It gives the tokens and the text to return.
 Never: It never takes back a returned token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mars_ray.engine.chunk import Audit, FinishReason
 from mars_ray.engine.execution.model_runner import ForwardOutput
@@ -30,6 +30,8 @@ class Emitted:
     starts: tuple[int | None, ...]
     """Character at which the text of each token begins (see `TokenLogprobs`). Empty if the request does not ask for
     log-probabilities."""
+    accepted: int = 0
+    """Number of tokens that were accepted at masks without verification."""
 
 
 def picks_of(scheduled: ScheduledSequence, picks: slice) -> slice:
@@ -64,7 +66,8 @@ def advance(sequence: Sequence, verification: Verification) -> Emitted:
     emitted = emit(sequence, gained, ended)
     sequence.tokens += emitted.tokens
     sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens))
-    return emitted
+    unverified = len(emitted.tokens) - len(verification.verified)
+    return replace(emitted, accepted=max(0, min(unverified, len(verification.accepted))))
 
 
 def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[list[int], bool]:

@@ -3,13 +3,19 @@
 Service classes share the slots of the cache (see `waiting_queue`); within a class, sequences are served in order of
 arrival. Decoding sequences take part in every step. Prompts share `max_prefill_tokens` per step, oldest first, so a
 long prompt does not delay other sequences (chunked prefill). If the cache is too small for all sequences to grow, the
-youngest is preempted: it returns to the head of its queue and is computed again later.
+youngest of the lowest priority is preempted: it returns to the head of its queue and is computed again later.
+
+Sequences of lower priority use what the others leave. They give up their slots to waiting sequences of higher priority.
+While sequences of the highest priority run, the others decode and read their prompts in the same steps only as far as
+this slows the steps down by at most `SLOWDOWN`; otherwise they keep their slots and pause, and others do not start.
+Shortly after such a step they run in short steps, because the next sequence must wait for the end of a step.
 
 The scheduler does not read tensors or logits.
 """
 
 import time
-from collections import abc
+from bisect import bisect_left
+from collections import abc, deque
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -27,6 +33,16 @@ with a vocabulary of 150,000."""
 
 WORTH_WAITING_TOKENS = 32
 """A prompt waits if another sequence will soon have computed at least this many more tokens of a shared prefix."""
+
+SLOWDOWN = 0.05
+"""Share by which sequences of lower priority may lengthen a step of the highest priority."""
+
+NEAR_S = 1.0
+"""Seconds after a step of a higher priority in which steps stay short, because the next sequence of it is probably near
+and must wait for the end of the step."""
+
+NEAR_SLOWDOWN = 1.0
+"""Share by which such a step may be longer than one with a single sequence."""
 
 Masks = tuple[int, ...]
 """Number of masks after the last token of a sequence, and after each of its drafts."""
@@ -103,13 +119,18 @@ class Scheduler:
         max_waiting_seqs: int,
         max_prefill_tokens: int,
         clock: abc.Callable[[], float] = time.perf_counter,
+        step_s: abc.Callable[[list["ScheduledSequence"]], float | None] = lambda _: None,
     ) -> None:
+        """Create a scheduler. `step_s` predicts the seconds of a step; None means that they are not known yet."""
         self._slots = slots
+        self._step_s = step_s
         self._max_prefill_tokens = max_prefill_tokens
         self._clock = clock
         self.waiting = WaitingQueue(classes, max_waiting_seqs)
         self.running: list[Sequence] = []
         """Running sequences in order of admission."""
+        self._ran_s: dict[int, float] = {}
+        """Time of the last step with a sequence of each priority."""
         self.preemptions = 0
         """Number of preemptions so far."""
 
@@ -131,17 +152,27 @@ class Scheduler:
         """Return the batch of the next step, decoding sequences first. It is empty if there is nothing to do."""
         masks_for = cache(masks_for)  # each admission needs the masks of all running sequences
         self._make_room(masks_for)
+        self._make_way(masks_for)
         budget = _PromptBudget(self._max_prefill_tokens)
+        head = self.waiting.next()
+        highest = max(map(self._priority, self.running if head is None else [*self.running, head]), default=0)
+        ordered = sorted(self.running, key=self._priority, reverse=True)
+        near = any(priority > highest and self._clock() - ran_s < NEAR_S for priority, ran_s in self._ran_s.items())
+        if near and not ordered and self._admit(masks_for, highest):
+            ordered = [self.running[-1]]
+        leading = ordered[:1] if near else [each for each in ordered if self._priority(each) == highest]
         batch: list[ScheduledSequence] = []
-        for sequence in self.running:
+        for sequence in leading:
             pending = sequence.num_pending_tokens
             if count := pending if pending <= DECODE_TOKENS else budget.take(sequence):
                 batch.append(_scheduled(sequence, count, masks_for))
-        while budget.tokens > 0 and self._admit(masks_for):
-            sequence = self.running[-1]
-            if count := budget.take(sequence):
-                batch.append(_scheduled(sequence, count, masks_for))
+        while not near and budget.tokens > 0 and self._admit(masks_for, highest):
+            if count := budget.take(self.running[-1]):
+                batch.append(_scheduled(self.running[-1], count, masks_for))
+        slowdown = NEAR_SLOWDOWN if near else SLOWDOWN
+        batch += self._joining(batch, ordered[len(leading) :], budget, masks_for, slowdown)
         for scheduled in batch:
+            self._ran_s[self._priority(scheduled.sequence)] = self._clock()
             self.waiting.served(scheduled.sequence.service_class, scheduled.num_tokens)
         return sorted(batch, key=lambda scheduled: not scheduled.is_decode)
 
@@ -152,7 +183,57 @@ class Scheduler:
             if length <= self._slots.width or len(self.running) <= self._slots.slots_at(length):
                 self._slots.widen(length)
                 return
-            self._preempt(self.running[-1])
+            self._preempt(min(reversed(self.running), key=self._priority))
+
+    def _make_way(self, masks_for: MasksFor) -> None:
+        """Preempt sequences of lower priority until the next waiting sequence has a slot."""
+        while (head := self.waiting.next()) is not None and self.running:
+            length = max(_reach(sequence, masks_for) for sequence in (*self.running, head))
+            victim = min(reversed(self.running), key=self._priority)
+            if len(self.running) < self._slots.slots_at(length) or self._priority(victim) >= self._priority(head):
+                return
+            self._preempt(victim)
+
+    def _joining(
+        self,
+        batch: list[ScheduledSequence],
+        lower: list[Sequence],
+        budget: _PromptBudget,
+        masks_for: MasksFor,
+        slowdown: float,
+    ) -> list[ScheduledSequence]:
+        """Return how the running sequences `lower`, and waiting ones, of lower priority join the step `batch`."""
+        decoding = [each for each in lower if each.num_pending_tokens <= DECODE_TOKENS]
+        joining = [_scheduled(each, each.num_pending_tokens, masks_for) for each in decoding]
+        del joining[_largest(len(joining), lambda count: self._fits(batch, joining[:count], slowdown)) :]
+        if len(joining) < len(decoding):
+            return joining
+        prompts = deque(each for each in lower if each.num_pending_tokens > DECODE_TOKENS)
+        while prompts or (budget.tokens > 0 and self._admit(masks_for, None)):
+            sequence = prompts.popleft() if prompts else self.running[-1]
+            wanted = budget.take(sequence)
+            fitting = _largest(
+                wanted,
+                lambda count: self._fits(
+                    batch,
+                    [*joining, _scheduled(sequence, count, masks_for)],  # noqa: B023
+                    slowdown,
+                ),
+            )
+            if fitting:
+                joining.append(_scheduled(sequence, fitting, masks_for))
+            if fitting < wanted:
+                break
+        return joining
+
+    def _fits(self, batch: list[ScheduledSequence], lower: list[ScheduledSequence], slowdown: float) -> bool:
+        """Return whether sequences may join a step without making it longer by more than `slowdown`."""
+        alone_s = self._step_s(batch) if batch else None
+        together_s = self._step_s(batch + lower)
+        return alone_s is None or together_s is None or together_s <= (1 + slowdown) * alone_s
+
+    def _priority(self, sequence: Sequence) -> int:
+        return self.waiting.priority(sequence.service_class)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -164,10 +245,13 @@ class Scheduler:
         self.waiting.put_back(sequence)
         self.preemptions += 1
 
-    def _admit(self, masks_for: MasksFor) -> bool:
-        """Start the next waiting sequence if it has a slot and no prefix to wait for, and return whether it started."""
+    def _admit(self, masks_for: MasksFor, least: int | None) -> bool:
+        """Start the next waiting sequence if it has a slot and no prefix to wait for, and return whether it started.
+
+        Sequences below the priority `least` do not start.
+        """
         head = self.waiting.next()
-        if head is None:
+        if head is None or (least is not None and self._priority(head) < least):
             return False
         length = max(_reach(sequence, masks_for) for sequence in (*self.running, head))
         if len(self.running) >= self._slots.slots_at(length):
@@ -175,7 +259,9 @@ class Scheduler:
         if len(self.running) == self._slots.num_slots:
             self._slots.narrow(length)
         self._slots.widen(length)
-        held, soon = self._slots.shared_prefix(head)
+        # A sequence of lower priority may pause, so the head does not wait for the prefix that it reads.
+        pausing = [each for each in self.running if self._priority(each) < self._priority(head)]
+        held, soon = self._slots.shared_prefix(head, pausing)
         if soon - held >= WORTH_WAITING_TOKENS:
             return False
         self._slots.allocate(self.waiting.take())
@@ -184,6 +270,11 @@ class Scheduler:
         head.num_cached_tokens = max(head.num_cached_tokens, min(head.num_computed_tokens, head.num_prompt_tokens))
         self.running.append(head)
         return True
+
+
+def _largest(count: int, fits: abc.Callable[[int], bool]) -> int:
+    """Return the largest number from 1 to `count` that fits, or 0. Smaller numbers than one that fits must fit."""
+    return bisect_left(range(1, count + 1), True, key=lambda number: not fits(number))
 
 
 def _reach(sequence: Sequence, masks_for: MasksFor) -> int:

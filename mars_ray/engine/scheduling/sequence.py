@@ -86,13 +86,17 @@ class Sequence:
         return self.request.service_class
 
     def finished(self, reason: FinishReason, now_s: float, error: MarsRayError | None = None) -> Finished:
-        """Return the finish reason with the counts and the queueing time of the sequence."""
+        """Return the finish reason with the counts and the times of the sequence."""
+        started_s = now_s if self.started_s is None else self.started_s
+        first_token_s = now_s if self.first_token_s is None else self.first_token_s
         return Finished(
             reason=reason,
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=self.num_cached_tokens,
             tokens=self.num_output_tokens,
             forwards=self.forwards,
-            queued_s=(now_s if self.started_s is None else self.started_s) - self.added_s,
+            queued_s=started_s - self.added_s,
+            prefill_s=first_token_s - started_s,
+            decode_s=now_s - first_token_s,
             error=error,
         )

@@ -43,6 +43,10 @@ class WaitingQueue:
         """Return the number of waiting sequences of a class."""
         return len(self._queues[name])
 
+    def priority(self, name: str) -> int:
+        """Return the priority of a class."""
+        return self._classes[name].priority
+
     def add(self, sequences: abc.Sequence[Sequence]) -> None:
         """Queue the sequences of a request. Answers that another engine began go first and are never refused.
 

@@ -44,13 +44,12 @@ AcceptanceOf = abc.Callable[[Sequence], Acceptance | None]
 
 
 class BlockChoice:
-    """Chooses a block size between 1 and `block` for each step and sequence."""
+    """Chooses a block size, up to the largest block of `profile`, for each step and sequence."""
 
-    def __init__(self, profile: Profile, step_time: StepTimeFit, block: int) -> None:
+    def __init__(self, profile: Profile, step_time: StepTimeFit) -> None:
         self._profile = profile
         self._step_time = step_time
-        self._full = block
-        self._chosen = block
+        self._chosen = profile.block
         self._price = FIXED_PRICE
         """Price of a position: tokens that the engine generates in the time of one position."""
         self._worth_of: dict[float, list[float]] = {}
@@ -63,6 +62,10 @@ class BlockChoice:
         self._steps = self._probed = 0
         self._probe_every = PROBE_EVERY
         self._chosen_for: tuple[int | None, tuple[float, ...]] | None = None
+
+    @property
+    def _full(self) -> int:
+        return self._profile.block
 
     @property
     def chosen(self) -> int:
@@ -92,7 +95,7 @@ class BlockChoice:
             self._probed += 1
 
     def block(self, sequence: Sequence, acceptance: Acceptance) -> int:
-        """Return the block for a sequence whose request does not fix one."""
+        """Return the block for a sequence whose request does not fix one, for the largest block of the engine."""
         if not _adapts(sequence, acceptance) or sequence is self._probe:
             return self._full
         if self._try_rival:
@@ -100,11 +103,14 @@ class BlockChoice:
         # `masks_for` drops the masks of the full block that are not worth their price.
         return self._full if self._step_time.model is not None and self._chosen > 1 else self._chosen
 
-    def masks_for(self, sequence: Sequence, acceptance: Acceptance | None, max_columns: int) -> Masks:
-        """Return the number of masks after the last token and after each draft, in a slot of `max_columns` tokens."""
+    def masks_for(self, sequence: Sequence, acceptance: Acceptance | None, full: int, max_columns: int) -> Masks:
+        """Return the number of masks after the last token and after each draft, in a slot of `max_columns` tokens.
+
+        `full` is the block that the decoder of the sequence's masks was trained for.
+        """
         drafts = sequence.draft_tokens
         fixed = sequence.request.decode.block
-        if acceptance is None or (block := fixed or self.block(sequence, acceptance)) == 1:
+        if acceptance is None or (block := fixed or min(full, self.block(sequence, acceptance))) == 1:
             return masks_behind_the_last(len(drafts), 0)
         left = sequence.max_tokens - sequence.num_output_tokens
         most = [max(0, min(block, left - right) - 1) for right in range(len(drafts) + 1)]
@@ -126,7 +132,9 @@ class BlockChoice:
             return certain_K, FIXED_PRICE
         if sequence.request.decode.block is not None or acceptance.metric is not Metric.PROBABILITY:
             return certain_K, self._price
-        return self._worth_of.get(acceptance.threshold, certain_K), self._price
+        worth_K = self._worth_of.get(acceptance.threshold, certain_K)
+        # The largest block of the engine may have grown since the worth was computed.
+        return (worth_K if len(worth_K) >= len(certain_K) else certain_K), self._price
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
         if self._profile.forwards < CALIBRATED_FORWARDS:

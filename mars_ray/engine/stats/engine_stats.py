@@ -12,7 +12,7 @@ from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.stats.rehearsal import Rehearsal
 from mars_ray.engine.stats.state import ClassState, RehearsalState
-from mars_ray.engine.stats.step_time import StepTimeFit, StepWork
+from mars_ray.engine.stats.step_time import StepTime, StepTimeFit, StepWork
 
 WINDOW_S = 10.0
 MAX_VALUES = 1024
@@ -151,6 +151,13 @@ class EngineStats:
     def tpot_p95_s(self) -> float | None:
         """Return the 95th percentile of the time per token of recently ended sequences; None if the window is empty."""
         return self._tpot_s.p95(self._clock())
+
+
+def predicted_s(model: StepTime | None, batch: list[ScheduledSequence]) -> float | None:
+    """Return the seconds that a step over `batch` is predicted to take; None without a model."""
+    if model is None:
+        return None
+    return model.seconds(_work_of(batch, sum(len(scheduled.sequence.tokens) for scheduled in batch)))
 
 
 def _work_of(batch: list[ScheduledSequence], kv_tokens: int) -> StepWork:

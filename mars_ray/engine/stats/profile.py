@@ -106,11 +106,31 @@ class Profile:
         """Verified drafts, and the masks that they added, the latter as fractions of the longest row."""
         self._audited_G: Counts = np.zeros(len(GRID))
         self._agreed_G: Counts = np.zeros(len(GRID))
-        if calibration and masks:
-            self._begin(sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items()))
+        self._begin(calibration or {})
 
-    def _begin(self, calibrated: list[tuple[float, float]]) -> None:
+    @property
+    def block(self) -> int:
+        """Largest block that is observed."""
+        return self._masks + 1
+
+    def widen(self, block: int, calibration: Mapping[float, tuple[float, float]]) -> None:
+        """Observe blocks of up to `block` tokens, too. A profile without observations starts from `calibration`."""
+        if block > self.block:
+            self._fold()
+            more = ((0, 0), (0, block - self.block))
+            for name in ("looked", "expected", "right"):
+                setattr(self, f"_{name}_K", np.pad(getattr(self, f"_{name}_K"), more[1]))
+            for name in ("accepted", "drafted", "likely", "ended"):
+                setattr(self, f"_{name}_GK", np.pad(getattr(self, f"_{name}_GK"), more))
+            self._masks = block - 1
+        if not self.forwards and not self._looks:
+            self._begin(calibration)
+
+    def _begin(self, calibration: Mapping[float, tuple[float, float]]) -> None:
         """Start from a calibration. Its tokens at masks count as right drafts at threshold 1, as accepted below 1."""
+        if not calibration or not self._masks:
+            return
+        calibrated = sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items())
         thresholds, tokens = zip(*calibrated, strict=True)
         tokens_G = np.interp(GRID, thresholds, tokens)
         gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])

@@ -20,12 +20,15 @@ from mars_ray.errors import ConfigError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import BUNDLED, resolve_model
 from mars_ray.model.threads import threads_alone
-from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, engine_fields, parse_config
+from mars_ray.serve.deploy.model_settings import ModelSettings, engine_fields
+from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, parse_config
+from mars_ray.storage.location import FILE_URL, is_url
 
 APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.ray_serve:build_openai_app"}
 
-DEPLOYMENTS = ("Gateway", "Engine")
-"""Names of the deployments that `serve.ray.app` builds: the HTTP gateway and the engines behind it."""
+DEPLOYMENTS = ("Gateway", "Engine", "Models", "Batches")
+"""Names of the deployments that `serve.ray.app` builds: the HTTP gateway, the engines of the main model, the manager of
+further models and, with storage, the runner of batches."""
 
 
 def read_deploy_file(
@@ -70,7 +73,8 @@ def read_deploy_file(
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path, advice: str) -> dict[str, Any]:
+    """Return the settings in a YAML file. Raises a `ConfigError`, which ends with `advice` if there are none."""
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -78,7 +82,12 @@ def _read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(fields, dict):
-        raise ConfigError(f"{path} holds no settings. See serve_configs/.")
+        raise ConfigError(f"{path} holds no settings. {advice}")
+    return fields
+
+
+def _read(path: Path) -> dict[str, Any]:
+    fields = read_settings(path, "See serve_configs/.")
     if fields.get("kind") == "RayService":
         raise ConfigError(f"{path} is for Kubernetes: use kubectl apply -f {path}. See serve_configs/ for other files.")
     return fields
@@ -139,11 +148,26 @@ def _adapters(options: Sequence[str]) -> dict[str, Any]:
 
 def _absolute(config: ServeConfig) -> dict[str, Any]:
     """Return the settings that hold relative paths, with these paths made absolute."""
-    paths: dict[str, Any] = {} if config.keys is None else {"keys": str(config.keys.expanduser().absolute())}
-    paths["model"] = _absolute_path(config.model)
-    paths["adapter"] = config.adapter and _absolute_path(config.adapter)
-    paths["adapters"] = {name: _absolute_path(adapter) for name, adapter in config.adapters.items()}
+    paths: dict[str, Any] = {}
+    if isinstance(config.keys, Path):
+        paths["keys"] = str(config.keys.expanduser().absolute())
+    if config.storage is not None and not is_url(config.storage):
+        paths["storage"] = str(Path(config.storage.removeprefix(FILE_URL)).expanduser().absolute())
+    paths |= _absolute_model(config)
+    if config.models:
+        paths["models"] = {
+            name: model.model_dump(mode="json", exclude_unset=True) | _absolute_model(model)
+            for name, model in config.models.items()
+        }
     return {field: path for field, path in paths.items() if path != getattr(config, field)}
+
+
+def _absolute_model(model: ModelSettings) -> dict[str, Any]:
+    return {
+        "model": _absolute_path(model.model),
+        "adapter": model.adapter and _absolute_path(model.adapter),
+        "adapters": {name: _absolute_path(adapter) for name, adapter in model.adapters.items()},
+    }
 
 
 def _absolute_path(name: str) -> str:

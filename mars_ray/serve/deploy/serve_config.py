@@ -6,108 +6,67 @@ Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port belo
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from mars_ray.adapter.card import decoding_card, resolve_adapter, resolve_adapters
-from mars_ray.control.control_settings import ControlPlan, ControlSettings
-from mars_ray.engine.mode import DEFAULT_THRESHOLD
-from mars_ray.engine.options import AtLeastOne, EngineOptions, EngineTuning
+from mars_ray.control.control_settings import ControlPlan
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
-from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.errors import ConfigError
-from mars_ray.machines.registry import step_model
 from mars_ray.model.card import accuracies, agreements
-from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import short_name
-from mars_ray.openai_api.call_format import ReasoningParserName, ToolParserName
 from mars_ray.openai_api.request_limits import RequestLimits
+from mars_ray.openai_api.storage_limits import StorageLimits
+from mars_ray.serve.deploy.model_settings import AddedModel, ModelSettings
+from mars_ray.serve.deploy.oidc_settings import OidcSettings
+from mars_ray.serve.deploy.token_prices import TokenPrices
+
+T = TypeVar("T", bound=ModelSettings)
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ServeConfig(ModelSettings):
+    """Settings of an endpoint and of its main model, which answers requests that name no model."""
 
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class EngineConfig(EngineTuning):
-    """Engine settings of each replica."""
-
-    max_waiting_seqs: AtLeastOne = 64
-    """Maximum number of sequences that wait in a replica."""
-    threads: AtLeastOne | None = None
-    """Number of threads that run a step on a CPU, and of CPUs that the replica reserves in Ray. None means the number
-    of CPUs that the deployment reserves for a replica, at least 1. On a single machine, `mars-ray serve` divides the
-    CPUs among the engines."""
-    dtype: DtypeOrAuto = "auto"
-    """`auto` means bfloat16 for large 16-bit checkpoints on machines with fast bfloat16, and float32 otherwise."""
-    price_per_hour: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    """Price of one replica for an hour, in any currency, from which prices per million tokens follow. None means the
-    price of the GPU that `rehearse` names, and no price without `rehearse`."""
-
-    @property
-    def replica_price(self) -> float | None:
-        """Price of one replica for an hour, set or taken from the rehearsed GPU; None if there is neither."""
-        if self.price_per_hour is not None or self.rehearse is None:
-            return self.price_per_hour
-        return step_model(self.rehearse).gpu.dollars_per_hour
-
-
-class ServeConfig(_Settings):
-    """Settings of the endpoint of one model."""
-
-    model: str = "bundled"
-    """'bundled', 'smollm2', a URL, a name on a hub, or a folder or .gguf file on the node that builds the application.
-    The other nodes fetch the folder or file from there."""
-    adapter: str | None = None
-    """Adapter trained for the model: 'smollm2' (part of the package), a folder, a URL, or a name on a hub."""
-    adapters: dict[str, str] = {}
-    """Further adapters, keyed by name. Callers select an adapter as a model, by this name."""
     name: str | None = None
     """Name of the model in the API; None means the name of its folder."""
-    served_model_names: tuple[str, ...] = ()
-    """Further names under which callers may request the model. Answers carry the name that was requested."""
-    mode: Literal["ar", "threshold", "exact"] = "threshold"
-    """Mode of requests that do not set one. 'exact' returns the same answers as 'ar', but faster."""
-    threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
-    """Threshold of requests that do not set one. Under load, the controller lowers it. At 1, drafts are verified, so
-    answers equal those of decoding one token at a time."""
-    classes: tuple[ServiceClass, ...] = (ServiceClass(), ServiceClass(name=BATCH_CLASS, priority=-1, share=0.25))
-    """Classes of service. A key may name its class; keys without one belong to the first class. Requests with
-    `service_tier: flex` belong to the class `batch` if it exists."""
-    tool_call_parser: ToolParserName | None = None
-    """Format of the model's tool calls. None finds it in the chat template. If the template renders no tools, a system
-    message describes them."""
-    reasoning_parser: ReasoningParserName | None = None
-    """Format of the model's reasoning, which becomes `reasoning_content`. None finds it in the chat template."""
+    models: dict[str, AddedModel] = Field(default_factory=dict)
+    """Further models, keyed by the names under which callers request them. Operators can add more while the endpoint
+    runs (`mars-ray models add`)."""
+    models_memory_gib: float | None = Field(None, gt=0)
+    """Maximum GiB of weights of all further models whose engines run. To start another model, those that were not used
+    for the longest time sleep. None means no limit."""
+    model_wait_s: float = Field(60.0, ge=0)
+    """Maximum seconds that a request waits for a sleeping model. Then it is refused with a `Retry-After`."""
     controller: str | None = None
     """Name of the controller that sets the thresholds. Deployments with the same controller and the same settings are
     controlled together. None means the controller of the Serve application."""
     migration_limit: int = Field(2, ge=0)
     """Maximum number of times that a begun stream moves to another replica because its replica died. At 0, the stream
     ends with an error."""
-    control: ControlSettings = ControlSettings()
-    """Settings for adapting thresholds to the load."""
-    engine: EngineConfig = EngineConfig()
     limits: RequestLimits = RequestLimits()
-    keys: Path | None = None
-    """File of API keys (`mars-ray keys add`), which every node must have. An endpoint without a key file listens on the
-    loopback interface only."""
+    storage: str | None = None
+    """Folder or object store that keeps files, batches, accounts and usage when the endpoint ends. Every node must
+    reach it. None turns off the routes that need it."""
+    storage_limits: StorageLimits = StorageLimits()
+    keys: Path | Literal["storage"] | None = None
+    """File of API keys and accounts (`mars-ray keys add`), which every node must have, or `storage` to keep them in the
+    storage. An endpoint without keys and without `oidc` listens on the loopback interface only."""
+    oidc: OidcSettings | None = None
+    """OpenID Connect provider whose tokens callers may send instead of keys. Limits of accounts are in `keys`."""
+    prices: TokenPrices | None = None
+    """Prices of tokens, for budgets in money and for reports of usage. None means that usage has no price."""
     allowed_hosts: frozenset[str] = LOOPBACK
     """Names that the endpoint accepts in the Host header; '*' accepts all."""
     web: bool = True
     """Serve the playground at `/` and the live view at `/cluster`. The pages need no key, but their requests do."""
     log_prompts: bool = False
     """Write prompts into the request log."""
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _engine_by_name(cls, engine: Any) -> Any:
-        return engine_fields(engine)
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
@@ -118,18 +77,42 @@ class ServeConfig(_Settings):
 
     @model_validator(mode="after")
     def _plan_makes_sense(self) -> Self:
-        if len({service_class.name for service_class in self.classes}) < max(1, len(self.classes)):
-            raise ValueError("name at least one class of service, and each only once")
-        ControlPlan(ceiling=self.threshold, classes=self.classes)
-        names = [self.model_name, *self.served_model_names, *self.adapters]
+        if self.keys == "storage" and self.storage is None:
+            raise ValueError("keys are in the storage, but no storage is set; set `storage`, or name a file of keys")
+        names = self.names(self.model_name)
+        for name, model in self.models.items():
+            names += model.names(name)
+            self.check_classes(name, model)
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"{twice!r} names two models or adapters; names must differ")
+        if unknown := next((name for name in self.access if name not in names), None):
+            raise ValueError(f"access: {unknown!r} is neither a model nor an adapter")
         return self
 
     @property
     def model_name(self) -> str:
         """Name of the model in the API."""
         return self.name or short_name(self.model)
+
+    def check_classes(self, name: str, model: AddedModel) -> None:
+        """Raise a `ValueError` if a model lacks a class of the endpoint, because a key may name each of them."""
+        own = [service_class.name for service_class in self.classes]
+        if "classes" in model.model_fields_set and sorted(each.name for each in model.classes) != sorted(own):
+            raise ValueError(f"models.{name}.classes: name the classes of the endpoint: {', '.join(own)}")
+
+    def of_model(self, name: str, model: AddedModel) -> "ServeConfig":
+        """Return the settings of an endpoint whose main model is a further model of this one."""
+        assert self.controller, "the controllers of further models are named after that of the main one"
+        fields: dict[str, Any] = {field: getattr(model, field) for field in ModelSettings.model_fields}
+        if "classes" not in model.model_fields_set:
+            fields["classes"] = self.classes
+        fields |= {"name": name, "models": {}, "controller": f"{self.controller}:{name}"}
+        return self.model_copy(update=fields)
+
+    @property
+    def meters_usage(self) -> bool:
+        """Whether the endpoint counts usage: if it knows its callers, or has a place to keep the counts."""
+        return self.keys is not None or self.oidc is not None or self.storage is not None
 
     def engine_spec(self, folder: Path, cpus: float = 1.0) -> EngineSpec:
         """Return the spec of an engine for the model in `folder`; Ray has reserved `cpus` CPUs for each replica."""
@@ -162,19 +145,23 @@ class ServeConfig(_Settings):
         )
 
 
-def engine_fields(engine: Any) -> Any:
-    """Return the fields of `EngineConfig` for `engine`, which may also be the name of an engine alone."""
-    return {"engine": engine} if isinstance(engine, str) else engine
-
-
 def parse_config(fields: dict[str, Any], source: str = "args", path: str = "") -> ServeConfig:
     """Return the settings in `fields`.
 
     Raises a `ConfigError` that names `source` and the first wrong field by its full path, which begins with `path`.
     """
-    check_names(ServeConfig, fields, source, path)
+    return _parsed(ServeConfig, fields, source, path)
+
+
+def parse_added_model(fields: dict[str, Any], source: str) -> AddedModel:
+    """Return the settings of a further model in `fields`. Raises a `ConfigError` like `parse_config`."""
+    return _parsed(AddedModel, fields, source, "")
+
+
+def _parsed(settings: type[T], fields: dict[str, Any], source: str, path: str) -> T:
+    check_names(settings, fields, source, path)
     try:
-        return ServeConfig.model_validate(fields)
+        return settings.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(filter(None, (path, *map(str, first["loc"]))))
@@ -185,10 +172,10 @@ def parse_config(fields: dict[str, Any], source: str = "args", path: str = "") -
 
 def check_exposure(host: str, config: ServeConfig) -> None:
     """Raise a `ConfigError` if other machines could reach an endpoint without keys."""
-    if config.keys is None and host not in LOOPBACK:
+    if config.keys is None and config.oidc is None and host not in LOOPBACK:
         raise ConfigError(
-            f"the host is {host!r} and there are no API keys: everyone who can reach this machine could use the model. "
-            "Set keys (see `mars-ray keys add`), or listen on 127.0.0.1."
+            f"the host is {host!r} and there are no API keys and no oidc: everyone who can reach this machine could "
+            "use the model. Set keys (see `mars-ray keys add`) or oidc, or listen on 127.0.0.1."
         )
 
 
@@ -203,9 +190,13 @@ def check_names(model: type, fields: Any, source: str, path: str = "") -> None:
     for name, value in fields.items():
         if name not in model_fields:
             raise ConfigError(f"{where}: unknown field {name!r}. Known are {names}.")
-        inner_model = _model_in(model_fields[name].annotation)
+        annotation = model_fields[name].annotation
+        inner_model = _model_in(annotation)
         inner_path = f"{path}.{name}" if path else name
-        if inner_model and isinstance(value, dict):
+        if inner_model and isinstance(value, dict) and get_origin(annotation) is dict:
+            for key, item in value.items():
+                check_names(inner_model, item, source, f"{inner_path}.{key}")
+        elif inner_model and isinstance(value, dict):
             check_names(inner_model, value, source, inner_path)
         if inner_model and isinstance(value, list):
             for number, item in enumerate(value):

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +16,7 @@ from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
 from pydantic import ValidationError
 
+from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.api_error import ApiError
@@ -28,7 +28,6 @@ from mars_ray.openai_api.translate import check_limits, engine_requests
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.serve.http.failover import collect_with_retry
 from mars_ray.serve.http.generation import count_chunk
 
 Messages = Sequence[Mapping[str, Any]]
@@ -52,7 +51,7 @@ class ChatCalls:
     async def stream(self, messages: Messages, fields: Mapping[str, Any]) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer as they arrive, then the usage; closing the generator cancels the request."""
         call = await self._prepared(messages, fields)
-        async with aclosing(self._endpoint.stream(call.request, call.usage)) as chunks:
+        async with aclosing(self._endpoint.calls.stream(call.request, call.usage)) as chunks:
             async for chunk in chunks:
                 count_chunk(chunk, call.usage)
                 for event in call.builder.chunks(delta_of(chunk, chunk.index)):
@@ -63,7 +62,8 @@ class ChatCalls:
     async def collect(self, messages: Messages, fields: Mapping[str, Any]) -> ChatCompletion:
         """Return the answer once it is complete; cancelling the task cancels the request."""
         call = await self._prepared(messages, fields)
-        chunks = await collect_with_retry(partial(self._endpoint.client.collect, call.request))
+        chunks: list[Chunk] = []
+        await self._endpoint.calls.collect(call.request, chunks)
         for chunk in chunks:
             count_chunk(chunk, call.usage)
         answers = answers_of(chunks, call.body.n, 0, logprobs=call.body.logprobs)

@@ -1,6 +1,6 @@
 """Routes for operators: the controller's status, manual thresholds, and the events of the live view.
 
-In:    a `ControlClient`.
+In:    a `ControlClient` of each model.
 Out:   routes. The access middleware allows them only for keys with the role `operate`.
 Never: applies a value that the controller refuses; keeps frames of the live view between requests.
 """
@@ -10,10 +10,10 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field
 
 from mars_ray.control.core.live_view import FIGURES, Frame, LiveReport, RunningJob
@@ -21,28 +21,12 @@ from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_body import RequestBody
+from mars_ray.serve.http.control_client import ControlClient
+from mars_ray.serve.http.served_models import ServedModels
 from mars_ray.serve.http.streams import EventStreamResponse
+from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
-
-
-class ControlClient(Protocol):
-    """Client of the controller, wherever it runs."""
-
-    async def status(self) -> ClusterStatus:
-        """Return the state and the decisions of the controller."""
-
-    async def live(self, controller: str, after: int) -> LiveReport:
-        """Return the cluster's state, and its history after frame `after` of the controller with id `controller`."""
-
-    async def jobs(self) -> list[RunningJob]:
-        """Return the batch jobs on the cluster."""
-
-    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
-        """Override the policy for the class `name`, or for all classes if `name` is None. Raises `ConfigError`."""
-
-    async def clear_threshold(self, name: str | None) -> None:
-        """End the override for `name`, so that the policy decides again. Raises `ConfigError`."""
-
+from mars_ray.storage.audit_log import AuditLog
 
 EVERY_S = 1.0
 LASTS_S = 15.0
@@ -58,21 +42,22 @@ THIN = 3
 class LiveFeed:
     """Event streams of the live view, for all viewers."""
 
-    def __init__(self, control: ControlClient) -> None:
-        self._control = control
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
         self._viewers = 0
 
-    def events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
-        """Return the events for one viewer. Raises an `ApiError` if there are too many viewers.
+    def events(self, model: str | None, controller: str, after: int) -> AsyncGenerator[str, None]:
+        """Return the events for one viewer of a model. Raises an `ApiError` if there are too many viewers.
 
         The viewer already has the frames up to `after` of the controller with id `controller`.
         """
+        control = self._models.control(model)
         if self._viewers >= VIEWERS:
             message = f"{VIEWERS} live views are open already, which is the maximum. Close one."
             raise ApiError(429, message, type="rate_limit_error", code="overloaded")
-        return self._events(controller, after)
+        return self._events(control, controller, after)
 
-    async def _events(self, controller: str, after: int) -> AsyncGenerator[str, None]:
+    async def _events(self, control: ControlClient, controller: str, after: int) -> AsyncGenerator[str, None]:
         self._viewers += 1
         try:
             jobs: list[RunningJob] = []
@@ -81,9 +66,9 @@ class LiveFeed:
             while time.monotonic() < ends_s:
                 try:
                     if time.monotonic() - jobs_s >= JOBS_EVERY_S:
-                        jobs = await self._control.jobs()
+                        jobs = await control.jobs()
                         jobs_s = time.monotonic()
-                    report = await self._control.live(controller, after)
+                    report = await control.live(controller, after)
                 except UnavailableError as error:
                     yield json.dumps({"silent": str(error)})
                 else:
@@ -93,7 +78,7 @@ class LiveFeed:
                     if report.frames:
                         controller = report.controller
                         after = report.frames[-1].number
-                    yield json.dumps({"now": _now(report, jobs) | {"after": after}})
+                    yield json.dumps({"now": _now(report, jobs, self._models.names()) | {"after": after}})
                 await asyncio.sleep(EVERY_S)
         finally:
             self._viewers -= 1
@@ -109,13 +94,14 @@ def _frame(frame: Frame) -> dict[str, Any]:
     return {"unix_s": frame.unix_s, "replicas": frame.replicas, "figures": FIGURES, "values": rows.tolist()}
 
 
-def _now(report: LiveReport, jobs: list[RunningJob]) -> dict[str, Any]:
+def _now(report: LiveReport, jobs: list[RunningJob], models: list[str]) -> dict[str, Any]:
     return {
         "controller": report.controller,
         "unix_s": time.time(),
         "status": asdict(report.status),
         "replicas": report.replicas,
         "jobs": [asdict(job) for job in jobs],
+        "models": models,
     }
 
 
@@ -125,43 +111,59 @@ class OverrideRequest(RequestBody):
     model_config = ConfigDict(allow_inf_nan=False)
 
     threshold: float = Field(ge=0, le=1)
+    model: str | None = None
+    """Model whose thresholds to override; None means the main model."""
     service_class: str | None = None
     """Class of service to override; None means all classes."""
     seconds: float | None = Field(None, gt=0)
     """Duration of the override; None means until it is cleared."""
 
 
-def control_routes(control: ControlClient) -> APIRouter:
+def control_routes(models: ServedModels, audit: AuditLog) -> APIRouter:
     """Return the routes under `/control`."""
     routes = APIRouter(prefix="/control", route_class=JsonRoute)
-    feed = LiveFeed(control)
+    feed = LiveFeed(models)
 
     @routes.get("")
-    async def status() -> ClusterStatus:
-        """Return the replicas, the load, the thresholds and the reasons for them."""
-        return await control.status()
+    async def status(model: str | None = None) -> ClusterStatus:
+        """Return the replicas of a model, the load, the thresholds and the reasons for them."""
+        return await models.control(model).status()
 
     @routes.get("/live", include_in_schema=False)
-    async def live(controller: str = "", after: int = 0) -> Response:
+    async def live(model: str | None = None, controller: str = "", after: int = 0) -> Response:
         """Stream the history after frame `after` of the controller with id `controller`, then new events."""
-        return EventStreamResponse(feed.events(controller, after), {})
+        return EventStreamResponse(feed.events(model, controller, after), {})
 
     @routes.put("/threshold", status_code=204)
-    async def set_threshold(body: OverrideRequest) -> Response:
+    async def set_threshold(body: OverrideRequest, request: Request) -> Response:
         """Set a threshold by hand. It overrides the policy until it expires or is cleared."""
         try:
-            await control.set_threshold(body.threshold, body.service_class, body.seconds)
+            await models.control(body.model).set_threshold(body.threshold, body.service_class, body.seconds)
         except ConfigError as error:
             raise ApiError.bad_request(str(error), "threshold") from None
+        details = {"threshold": body.threshold, "seconds": body.seconds} | _named(body.model)
+        await _record(audit, request, "threshold.set", body.service_class, details)
         return Response(status_code=204)
 
     @routes.delete("/threshold", status_code=204)
-    async def clear_threshold(service_class: str | None = None) -> Response:
+    async def clear_threshold(request: Request, service_class: str | None = None, model: str | None = None) -> Response:
         """Clear a threshold set by hand, so that the policy decides again."""
         try:
-            await control.clear_threshold(service_class)
+            await models.control(model).clear_threshold(service_class)
         except ConfigError as error:
             raise ApiError.bad_request(str(error), "service_class") from None
+        await _record(audit, request, "threshold.cleared", service_class, _named(model))
         return Response(status_code=204)
 
     return routes
+
+
+def _named(model: str | None) -> dict[str, str]:
+    return {} if model is None else {"model": model}
+
+
+async def _record(
+    audit: AuditLog, request: Request, action: str, service_class: str | None, details: dict[str, Any]
+) -> None:
+    by = Exchange.of(request.scope).operator
+    await asyncio.to_thread(audit.record, by, action, service_class or "*", details=details)

@@ -6,18 +6,19 @@ Never: starts work for a client that has disconnected, or sends a status that a 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import Request as EngineRequest
 from mars_ray.errors import GrammarError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
@@ -52,7 +53,7 @@ from mars_ray.openai_api.translate import (
     tools_of,
 )
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.http.failover import collect_with_retry, stream_with_migration
+from mars_ray.serve.http.engine_calls import EngineCalls
 from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunk
 from mars_ray.serve.http.streams import (
     EventStreamResponse,
@@ -64,7 +65,10 @@ from mars_ray.serve.http.streams import (
 )
 from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProcess
 from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.request_trace import Operation
 from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.traces.engine_call import EngineCall
 
 MakeBuilder = Callable[[ResponseMetadata, AnswerPlan, Sequence[int]], ResponseBuilder]
 """Makes the builder of a response; the last argument is the prompt as tokens."""
@@ -75,6 +79,7 @@ class Endpoint:
 
     def __init__(
         self,
+        name: str,
         client: EngineClient,
         tokenizer: TokenizerProcess,
         limits: RequestLimits,
@@ -84,21 +89,22 @@ class Endpoint:
         log_prompts: bool,
         migration_limit: int,
         batch_class: str | None = None,
+        meter: GatewayMeter | None = None,
     ) -> None:
+        self.name = name
         self.client = client
+        self.calls = EngineCalls(client, migration_limit)
+        self.meter = meter
         self.tokenizer = tokenizer
         self.limits = limits
         self.default_mode = default_mode
         self.default_sampling = default_sampling
         self._log_prompts = log_prompts
-        self._migration_limit = migration_limit
-        self._batch_class = batch_class
+        self.batch_class = batch_class
+        self.adapters: Sequence[str] | None = None
+        """Names of the adapters; None means those that the engines had when they started."""
         self._model: ModelInfo | None = None
         self._longest_token_bytes = 0
-
-    def stream(self, request: EngineRequest, usage: ResponseUsage) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a request, from several engines in turn if engines die."""
-        return stream_with_migration(self.client.stream, request, self._migration_limit, usage)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -117,7 +123,7 @@ class Endpoint:
         if self._model is None:
             self._model = await self.client.model_info()
             self._longest_token_bytes = max(map(len, self._model.engine.token_bytes))
-        return self._model
+        return self._model if self.adapters is None else replace(self._model, adapters=tuple(self.adapters))
 
     async def check_model(self, name: str | None) -> ModelInfo:
         """Return the facts about a model or adapter; None means the main model. Raises a 404 for an unknown name."""
@@ -131,7 +137,7 @@ class Endpoint:
     def service_class(self, body: GenerateRequest, own: str) -> str:
         """Return the class of service of a request: the caller's class `own`, or the batch class for `service_tier:
         flex`."""
-        return self._batch_class or own if body.service_tier == "flex" else own
+        return self.batch_class or own if body.service_tier == "flex" else own
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
         """Answer a conversation."""
@@ -244,25 +250,44 @@ class Endpoint:
             plan=plan,
         )
         exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
-        generation = Generation(body, requests, http, builder, exchange.usage, model.engine.rehearsal, keep)
+        if self.meter:
+            answer_tokens = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
+            await self.meter.admit(exchange, model.name, exchange.usage.prompt_tokens, answer_tokens)
+        calls: Sequence[EngineCall | None] = [None] * len(requests)
+        if exchange.trace:
+            operation: Operation = "text_completion" if isinstance(body, CompletionRequest) else "chat"
+            traced = exchange.trace.generate(operation, model.name, requests, streamed=body.stream)
+            requests = [call.request for call in traced]
+            calls = traced
+        generation = Generation(
+            body, requests, http, builder, exchange.usage, model.engine.rehearsal, keep, calls, self.meter
+        )
         return await (self._stream(generation) if body.stream else self._full(generation))
 
     async def _full(self, generation: Generation) -> Response:
         running = generation.running()
         usage = generation.usage
+        arrived: list[list[Chunk]] = [[] for _ in generation.requests]
         collecting = gather_or_cancel(
             [
-                limited_call(running, partial(collect_with_retry, partial(self.client.collect, request)))
-                for request in generation.requests
+                limited_call(running, partial(self.calls.collect, request, chunks, call))
+                for request, chunks, call in zip(generation.requests, arrived, generation.calls, strict=True)
             ]
         )
         body = generation.body
         answers = []
-        for prompt, chunks in enumerate(await run_unless_disconnected(generation.http.receive, collecting)):
+        try:
+            await run_unless_disconnected(generation.http.receive, collecting)
+        except (ClientDisconnect, asyncio.CancelledError):
+            for chunk in chain.from_iterable(arrived):
+                usage.add(chunk)
+            raise
+        for prompt, chunks in enumerate(arrived):
             for chunk in chunks:
                 count_chunk(chunk, usage)
             answers += answers_of(chunks, body.n, prompt * body.n, logprobs=body.shows_logprobs)
         response = generation.builder.full(answers, usage.usage())
+        await generation.count()
         if generation.keep:
             await generation.keep(response)
         return Response(
@@ -274,7 +299,10 @@ class Endpoint:
     async def _stream(self, generation: Generation) -> Response:
         running = generation.running()
         arriving = merge_streams(
-            [limited_stream(running, self.stream(request, generation.usage)) for request in generation.requests]
+            [
+                limited_stream(running, self.calls.stream(request, generation.usage, call))
+                for request, call in zip(generation.requests, generation.calls, strict=True)
+            ]
         )
         # Send the status only with the first chunk: until then, an error can still have its own status.
         try:

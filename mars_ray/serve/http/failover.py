@@ -14,6 +14,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import PartialAnswer, Request
 from mars_ray.errors import ReplicaLostError, RequestError
 from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.traces.engine_call import EngineCall
 
 ATTEMPTS = 3
 """Maximum number of attempts until the answer begins. It is small because the request itself may be what kills the
@@ -22,14 +23,17 @@ replicas."""
 T = TypeVar("T")
 
 
-async def collect_with_retry(send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS) -> T:
+async def collect_with_retry(
+    send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS, *, call: EngineCall | None = None
+) -> T:
     """Call `send` and return its result; call it again if a replica dies. Raises `ReplicaLostError` if the last attempt
-    fails too."""
+    fails too. `call` records the retries."""
     for _ in range(attempts - 1):
         try:
             return await send()
         except ReplicaLostError:
-            continue
+            if call:
+                call.lost("retry")
     return await send()
 
 
@@ -38,8 +42,11 @@ async def stream_with_migration(
     request: Request,
     migration_limit: int,
     usage: ResponseUsage,
+    *,
+    call: EngineCall | None = None,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of a request. If its replica dies, another one continues; `usage` counts these migrations.
+    """Yield the chunks of a request. If its replica dies, another one continues; `usage` counts these migrations, and
+    `call` records them and the chunks.
 
     Raises `ReplicaLostError` after `migration_limit` replicas, or `ATTEMPTS` before the first chunk, and if no replica
     can continue the answer.
@@ -51,6 +58,8 @@ async def stream_with_migration(
             async with aclosing(stream(unfinished.request(lost))) as chunks:
                 async for chunk in chunks:
                     unfinished.add(chunk)
+                    if call:
+                        call.add(chunk)
                     yield chunk
             return
         except ReplicaLostError:
@@ -58,6 +67,8 @@ async def stream_with_migration(
             if lost > (migration_limit if unfinished.begun else ATTEMPTS - 1):
                 raise
             usage.migrations += unfinished.begun
+            if call:
+                call.lost("migration" if unfinished.begun else "retry")
         except RequestError as error:
             if not (lost and unfinished.begun):
                 raise

@@ -1,36 +1,53 @@
 """The complete HTTP gateway as one ASGI app: access middleware, routes, log and metrics around an engine client.
 
-In:    settings, a client of the engines, the folder of the model, clients of the controller and the store of responses.
+In:    settings, the models with clients of their engines and controllers, a client of the store of responses.
 Out:   one ASGI app for any ASGI server.
 Never: imports Ray.
 """
 
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.errors import UnavailableError
+from mars_ray.serve.batches.batch_figures import BatchFigures
 from mars_ray.serve.deploy.serve_config import ServeConfig
-from mars_ray.serve.http.control_routes import ControlClient
+from mars_ray.serve.http.admin_routes import Administration
+from mars_ray.serve.http.batch_app import make_stores
+from mars_ray.serve.http.batch_routes import Stores
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
+from mars_ray.serve.http.gateway_metrics import ROUTES, GatewayMetrics, merge_metrics
 from mars_ray.serve.http.response_store import ResponseStoreClient
 from mars_ray.serve.http.routes import make_app
+from mars_ray.serve.http.served_models import ServedModels
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.admission import RetryAfter
-from mars_ray.serve.middleware.api_keys import KeyFile
+from mars_ray.serve.middleware.callers import Callers
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
-from mars_ray.serve.middleware.scope import OPEN_PATHS
+from mars_ray.serve.middleware.key_store import LiveKeys, open_audit_log, open_key_store
+from mars_ray.serve.middleware.scope import OPEN_PATHS, Headers
 from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.traces.trace_settings import traces_are_on
 from mars_ray.web.pages import open_paths
 
 
-def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> Endpoint:
-    """Return the endpoint of the model in `folder`."""
+def make_endpoint(
+    client: EngineClient, config: ServeConfig, folder: Path, meter: GatewayMeter | None = None
+) -> Endpoint:
+    """Return the endpoint of the model in `folder`. Without a `meter`, it neither limits nor counts usage."""
     return Endpoint(
+        config.model_name,
         client,
         TokenizerProcess(folder, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser),
         config.limits,
@@ -39,43 +56,98 @@ def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path) -> En
         log_prompts=config.log_prompts,
         migration_limit=config.migration_limit,
         batch_class=BATCH_CLASS if BATCH_CLASS in [service_class.name for service_class in config.classes] else None,
+        meter=meter,
     )
 
 
 def make_gateway_app(
-    endpoint: Endpoint, control: ControlClient, store: ResponseStoreClient, config: ServeConfig, *, name: str
+    models: ServedModels, store: ResponseStoreClient, config: ServeConfig, *, name: str
 ) -> AccessMiddleware:
-    """Return the app. `name` identifies this process in the metrics. Raises `ConfigError` for a bad key file."""
+    """Return the app. `name` identifies this process in the metrics. Raises `DataError` for bad keys."""
+    traces = open_traces(name)
+    meter = models.main.meter
+    stores = make_stores(config)
     gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name)
     retry_after = RetryAfter()
     classes = [service_class.name for service_class in config.classes]
 
-    async def metrics() -> str:
+    async def metrics(accept: str) -> tuple[bytes, str]:
         in_flight = sum(app.admission.in_flight.values())
-        text = gateway_metrics.text(in_flight, await status_for_prices())
-        return merge_metrics([text, *await endpoint.client.metrics()])
+        status, batches = await asyncio.gather(status_for_prices(), asyncio.to_thread(batch_figures, stores))
+        text = gateway_metrics.text(in_flight, status, traces.counts(), meter, batches)
+        engines = await asyncio.gather(*(endpoint.client.metrics() for endpoint in models.endpoints()))
+        return merge_metrics([text, *chain.from_iterable(engines)], accept)
 
     async def status_for_prices() -> ClusterStatus | None:
         """Return the state of the cluster; None if the replicas have no price, or if no controller answers."""
         try:
-            return None if config.engine.replica_price is None else await control.status()
+            return None if config.engine.replica_price is None else await models.control(None).status()
         except UnavailableError:
             return None
 
     def observe(exchange: Exchange) -> None:
+        if meter:
+            meter.end(exchange)
+        traces.end(exchange)
         gateway_metrics.observe(exchange)
         log_exchange(exchange)
         if exchange.usage:
             retry_after.observe(exchange.seconds)
 
+    audit = open_audit_log(config.storage)
+    store_of_keys = open_key_store(config.keys, config.storage, audit) if config.keys else None
+    keys = LiveKeys(store_of_keys, classes=classes) if store_of_keys else None
+    callers = Callers(keys, config.oidc, classes=classes)
     app = AccessMiddleware(
-        make_app(endpoint, control, store, metrics, retry_after_s=retry_after.seconds, web=config.web),
-        keys=KeyFile(config.keys, classes=classes) if config.keys else None,
+        make_app(
+            models,
+            store,
+            metrics,
+            Administration(keys, audit, classes),
+            stores=stores,
+            retry_after_s=retry_after.seconds,
+            web=config.web,
+            close=traces.close,
+        ),
+        callers=callers if keys or config.oidc else None,
         default_class=classes[0],
         limits=config.limits,
+        storage_limits=config.storage_limits if config.storage else None,
         allowed_hosts=config.allowed_hosts,
         retry_after_s=retry_after.seconds,
         observe=observe,
+        identified=traces.begin,
         open_paths=OPEN_PATHS | open_paths() if config.web else OPEN_PATHS,
     )
     return app
+
+
+def batch_figures(stores: Stores | None) -> BatchFigures | None:
+    """Return the figures of batches; None without storage, or if the storage does not answer."""
+    try:
+        return stores.figures.read(time.time()) if stores else None
+    except UnavailableError:
+        return None
+
+
+class Traces(NamedTuple):
+    """Functions that trace requests. They do nothing while traces are off."""
+
+    begin: Callable[[Exchange, Headers], None] = lambda _exchange, _headers: None
+    end: Callable[[Exchange], None] = lambda _exchange: None
+    counts: Callable[[], Mapping[str, int]] = dict
+    """Returns the number of spans by what became of them."""
+    close: Callable[[], None] = lambda: None
+
+
+def open_traces(gateway: str) -> Traces:
+    """Return the traces of a gateway. Raises `ConfigError` for environment variables that cannot be followed."""
+    if not traces_are_on(os.environ):
+        return Traces()
+    # The SDK takes 20 MB and a quarter of a second, so only traced gateways load it.
+    from mars_ray.serve.http.request_spans import RequestSpans
+    from mars_ray.traces.tracer import Tracer
+
+    tracer = Tracer(os.environ, instance=gateway)
+    spans = RequestSpans(tracer, ROUTES)
+    return Traces(spans.begin, spans.end, lambda: asdict(tracer.counts), tracer.close)

@@ -1,20 +1,24 @@
 """Metrics of the HTTP gateway, and the merging of the metrics of several processes into one page.
 
-In:    exchanges; the state of the cluster; the metrics of the engines as text.
-Out:   Prometheus text.
+In:    exchanges; the state of the cluster; figures of batches and usage; the metrics of the engines as text.
+Out:   Prometheus text or OpenMetrics text, whichever the scraper accepts.
 Never: lets a caller determine the value of a label: all unknown paths have the same label.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from mars_ray.control.core.status import ClusterStatus
+from mars_ray.serve.batches.batch_figures import BatchFigures
+from mars_ray.serve.http.batch_metrics import BatchMetrics
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.replicas.engine_metrics import SECONDS
+from mars_ray.serve.replicas.engine_metrics import SECONDS, openmetrics_text
+from mars_ray.serve.usage.gateway_meter import GatewayMeter
 
 ROUTES = frozenset(
     (
@@ -24,6 +28,7 @@ ROUTES = frozenset(
         "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/responses",
+        "/v1/usage",
         "/tokenize",
         "/detokenize",
         "/metrics",
@@ -31,6 +36,7 @@ ROUTES = frozenset(
     )
 )
 OTHER = "other"
+OPENMETRICS = "application/openmetrics-text"
 
 
 class GatewayMetrics:
@@ -63,37 +69,64 @@ class GatewayMetrics:
             registry=self._registry,
         )
         self._migrations = migrations.labels(**self._labels)
-        in_flight = Gauge(
-            "mars:http_requests_in_flight", "Requests of known callers in flight.", names, registry=self._registry
-        )
+        gauge = partial(Gauge, registry=self._registry)
+        in_flight = gauge("mars:http_requests_in_flight", "Requests of known callers in flight.", names)
         self._in_flight = in_flight.labels(**self._labels)
-        # Every gateway has the same prices, so these samples carry no name of a gateway.
-        self._price = Gauge(
+        self._spans = gauge(
+            "mars:trace_spans",
+            "Spans so far, by outcome: exported, dropped because the queue was full, or failed to be sent.",
+            [*names, "outcome"],
+        )
+        self._records_waiting = gauge(
+            "mars:usage_records_waiting", "Usage records of requests that the meter has not confirmed.", names
+        )
+        self._limited = gauge(
+            "mars:usage_refused",
+            "Requests so far that a limit of their key or account refused, by limit.",
+            [*names, "limit"],
+        )
+        # Every gateway has the same prices and the same batches, so these samples carry no name of a gateway.
+        self._price = gauge(
             "mars:price_per_million_tokens",
             "Price of a million generated tokens at the measured tokens per second.",
             ["model_name"],
-            registry=self._registry,
         )
-        self._expected_price = Gauge(
+        self._expected_price = gauge(
             "mars:expected_price_per_million_tokens",
             "Expected price of a million generated tokens at the present demand, by threshold.",
             ["model_name", "threshold"],
-            registry=self._registry,
         )
+        self._batches = BatchMetrics(model, self._registry)
 
     def observe(self, exchange: Exchange) -> None:
         """Count an exchange that has ended."""
         route = exchange.path if exchange.path in ROUTES else OTHER
         self._requests.labels(**self._labels, route=route, status=str(exchange.status)).inc()
-        self._seconds.labels(**self._labels, route=route).observe(exchange.seconds)
+        exemplar = {"trace_id": exchange.trace.trace_id} if exchange.trace else None
+        self._seconds.labels(**self._labels, route=route).observe(exchange.seconds, exemplar)
         if exchange.code:
             self._refused.labels(**self._labels, code=exchange.code).inc()
         if exchange.usage:
             self._migrations.inc(exchange.usage.migrations)
 
-    def text(self, in_flight: int, status: ClusterStatus | None) -> str:
-        """Return all metrics as Prometheus text. Prices that `status` lacks have no sample."""
+    def text(
+        self,
+        in_flight: int,
+        status: ClusterStatus | None,
+        spans: Mapping[str, int],
+        meter: GatewayMeter | None = None,
+        batches: BatchFigures | None = None,
+    ) -> str:
+        """Return all metrics as OpenMetrics text. Prices that `status` lacks, and figures that are None, have no
+        sample."""
         self._in_flight.set(in_flight)
+        for outcome, count in spans.items():
+            self._spans.labels(**self._labels, outcome=outcome).set(count)
+        if meter:
+            self._records_waiting.labels(**self._labels).set(meter.records_waiting)
+            for limit, count in meter.refused.items():
+                self._limited.labels(**self._labels, limit=limit).set(count)
+        self._batches.show(batches)
         self._price.clear()
         self._expected_price.clear()
         model = self._labels["model_name"]
@@ -102,14 +135,18 @@ class GatewayMetrics:
         for point in status.curve if status else ():
             if point.price_per_million_tokens is not None:
                 self._expected_price.labels(model, f"{point.threshold:g}").set(point.price_per_million_tokens)
-        return generate_latest(self._registry).decode()
+        return openmetrics_text(self._registry)
 
 
-def merge_metrics(texts: Iterable[str]) -> str:
-    """Return one text with every sample of `texts`; each metric family appears once, as Prometheus requires."""
+def merge_metrics(texts: Iterable[str], accept: str = "") -> tuple[bytes, str]:
+    """Return one page with every sample of the OpenMetrics `texts`, and its media type.
+
+    Each metric family appears once, as Prometheus requires. The page is Prometheus text, or OpenMetrics text, which
+    includes exemplars, if the header Accept asks for `application/openmetrics-text`.
+    """
     families: dict[str, Metric] = {}
     for text in texts:
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
             merged = families.setdefault(family.name, family)
             if merged is not family:
                 merged.samples.extend(family.samples)
@@ -120,4 +157,6 @@ def merge_metrics(texts: Iterable[str]) -> str:
 
     registry = CollectorRegistry()
     registry.register(Merged())
-    return generate_latest(registry).decode()
+    if OPENMETRICS in accept:
+        return openmetrics_text(registry).encode(), f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

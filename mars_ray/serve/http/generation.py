@@ -7,7 +7,7 @@ Never: ends a stream without its last event or an error event.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -28,6 +28,8 @@ from mars_ray.openai_api.responses_translate import responses_error
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.streams import DONE, NamedEvent, sent_event
 from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.traces.engine_call import EngineCall
 
 MAX_RUNNING_CHOICES = 32
 """Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue."""
@@ -52,6 +54,14 @@ class Generation:
     rehearsal: str | None
     """Machine whose step times the engine takes; None if steps take the time of this machine."""
     keep: Keep | None
+    calls: Sequence[EngineCall | None]
+    """The trace of each engine request; None for each request if the HTTP request is not traced."""
+    meter: GatewayMeter | None = None
+
+    async def count(self) -> None:
+        """Store the usage of the answer. Call it before the end of the answer is sent."""
+        if self.meter:
+            await self.meter.count(Exchange.of(self.http.scope))
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the response, which go out with the first chunk of a stream."""
@@ -92,6 +102,7 @@ async def answer_events(
                 arrived = await anext(arriving, None)
                 if arrived:
                     count_chunk(arrived[1], usage)
+            await generation.count()
             if options.include_usage:
                 for event in builder.last_chunks(usage.usage()):
                     if generation.keep:

@@ -1,6 +1,6 @@
 """Finished responses in SQLite, so that later requests can retrieve, continue and delete them.
 
-In:    responses of owners, as JSON; ids. An owner is the digest of an API key, or empty without keys.
+In:    responses of owners, as JSON; ids. An owner is an account, or empty without keys.
 Out:   the responses of the same owner.
 Never: holds more bytes than its bounds, keeps a response longer than its time, or drops a newer response of an owner
        before an older one. The response of another owner is as unknown as one that does not exist.

@@ -1,8 +1,8 @@
-"""The routes of the Responses API, over the endpoint that answers chat completions and a store of responses.
+"""The routes of the Responses API, over the endpoints that answer chat completions and a store of responses.
 
-In:    request bodies; an `Endpoint`; a `ResponseStoreClient`.
+In:    request bodies; the models of a gateway; a `ResponseStoreClient`.
 Out:   responses, complete or streamed; stored responses and their input items.
-Never: shows a response to another key than its own; fails a finished answer because the store does not answer.
+Never: shows a response to another account than its own; fails a finished answer because the store does not answer.
 """
 
 import json
@@ -25,8 +25,8 @@ from mars_ray.openai_api.response_items import ItemPage, item_page, parsed_items
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.responses_protocol import RESPONSES_PATH, Item, ResponsesRequest
 from mars_ray.openai_api.responses_translate import chat_request_of, items_of, responses_error
-from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.response_store import ResponseStoreClient, StoredResponse
+from mars_ray.serve.http.served_models import ServedModels
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 
@@ -42,14 +42,14 @@ class DeletedResponse(BaseModel):
 
 
 def responses_routes(
-    endpoint: Endpoint, store: ResponseStoreClient, stream_schema: dict[int | str, dict[str, Any]]
+    models: ServedModels, store: ResponseStoreClient, stream_schema: dict[int | str, dict[str, Any]]
 ) -> APIRouter:
     """Return the routes. `stream_schema` documents answers that may be streams."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
     @routes.post(RESPONSES_PATH, response_model=ResponseObject, responses=stream_schema)
     async def create(body: ResponsesRequest, request: Request) -> Response:
-        return await create_response(endpoint, store, body, request)
+        return await create_response(models, store, body, request)
 
     @routes.get(RESPONSES_PATH + "/{response_id}", response_model=ResponseObject)
     async def retrieve(response_id: str, request: Request, stream: bool = False) -> Response:
@@ -72,7 +72,7 @@ def responses_routes(
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> ItemPage:
-        turns = await store.chain(_owner(request), response_id, 2 * endpoint.limits.body_bytes)
+        turns = await store.chain(_owner(request), response_id, 2 * models.main.limits.body_bytes)
         lists = [items for turn in turns for items in (turn.input, turn.output)]
         items = [item for part in lists[:-1] for item in json.loads(part)]
         return item_page(items, limit=limit, order=order, after=after)
@@ -81,11 +81,12 @@ def responses_routes(
 
 
 async def create_response(
-    endpoint: Endpoint, store: ResponseStoreClient, body: ResponsesRequest, http: Request
+    models: ServedModels, store: ResponseStoreClient, body: ResponsesRequest, http: Request
 ) -> Response:
     """Answer a request, and store the response unless the request declines. Raises `ApiError` and `MarsRayError`."""
     owner = _owner(http)
-    before = await _conversation(endpoint, store, owner, body)
+    endpoint = await models.find(body.model, Exchange.of(http.scope).account)
+    before = await _conversation(store, owner, body, endpoint.limits.body_bytes)
     # A random id, because callers choose the id of the request and another caller must not guess this one.
     id = f"resp_{uuid4().hex}"
 
@@ -99,15 +100,13 @@ async def create_response(
         raise responses_error(error) from error
 
 
-async def _conversation(
-    endpoint: Endpoint, store: ResponseStoreClient, owner: str, body: ResponsesRequest
-) -> list[Item]:
+async def _conversation(store: ResponseStoreClient, owner: str, body: ResponsesRequest, max_bytes: int) -> list[Item]:
     """Return the items before the input of a request. Raises an `ApiError` if its previous response is not usable."""
     if body.previous_response_id is None:
         return []
     field = "previous_response_id"
     try:
-        turns = await store.chain(owner, body.previous_response_id, endpoint.limits.body_bytes)
+        turns = await store.chain(owner, body.previous_response_id, max_bytes)
     except RequestError as error:
         code = "previous_response_not_found" if isinstance(error, ResponseNotFoundError) else None
         raise ApiError.bad_request(str(error), field, code) from None
@@ -122,7 +121,7 @@ async def _conversation(
 
 
 async def _keep(store: ResponseStoreClient, owner: str, body: ResponsesRequest, sent: BaseModel) -> None:
-    """Store the response in an object that ends an answer. The response says whether that worked."""
+    """Store the response that `sent` is or holds, if any, and set its field `store` to whether that worked."""
     response = sent.response if isinstance(sent, ResponseEvent) else sent
     if not isinstance(response, ResponseObject):
         return

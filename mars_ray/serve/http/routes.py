@@ -1,10 +1,11 @@
 """The routes of the API as a FastAPI app.
 
-In:    an `Endpoint`, a `ControlClient`, a function that collects metrics.
+In:    the models of a gateway, a function that collects metrics.
 Out:   an ASGI app that speaks OpenAI's API. It must be wrapped in `AccessMiddleware`.
 Never: imports Ray.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -15,7 +16,6 @@ from fastapi.exceptions import RequestValidationError
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.completion import Completion
 from openai.types.model import Model
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -37,11 +37,16 @@ from mars_ray.openai_api.protocol import (
     TokenizeResponse,
 )
 from mars_ray.openai_api.validation_errors import validation_error
-from mars_ray.serve.http.control_routes import ControlClient, control_routes
+from mars_ray.serve.http.admin_routes import Administration, admin_routes
+from mars_ray.serve.http.batch_routes import Stores, batch_routes
+from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.messages import answer_messages, count_tokens
+from mars_ray.serve.http.model_routes import model_routes
 from mars_ray.serve.http.response_store import ResponseStoreClient
 from mars_ray.serve.http.responses import responses_routes
+from mars_ray.serve.http.served_models import ServedModels
+from mars_ray.serve.http.usage_routes import usage_routes
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path
@@ -77,7 +82,8 @@ class VersionResponse(BaseModel):
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 431, 500, 503)
+    status: {"model": ErrorResponse}
+    for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 429, 431, 500, 503)
 }
 MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorResponse} for status in ERRORS}
 STREAM: dict[int | str, dict[str, Any]] = {
@@ -93,20 +99,28 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(
-    endpoint: Endpoint,
-    control: ControlClient,
+    models: ServedModels,
     store: ResponseStoreClient,
-    metrics: Callable[[], Awaitable[str]],
+    metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
+    administration: Administration,
     *,
+    stores: Stores | None = None,
     retry_after_s: Callable[[], int] = lambda: 1,
     web: bool = False,
+    close: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """Return the app, including the web pages if `web` is set. The endpoint runs as long as the app does."""
+    """Return the app, including the web pages if `web` is set. Without `stores`, it refuses files and batches.
+
+    The models run as long as the app does. `close` is called in a thread when the app ends.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with endpoint.running():
-            yield
+        try:
+            async with models.running():
+                yield
+        finally:
+            await asyncio.to_thread(close)
 
     app = FastAPI(
         title="mars-ray",
@@ -118,69 +132,71 @@ def make_app(
         responses=ERRORS,
     )
     add_error_handlers(app, retry_after_s)
-    app.include_router(openai_routes(endpoint))
-    app.include_router(responses_routes(endpoint, store, STREAM))
-    app.include_router(messages_routes(endpoint))
-    app.include_router(health_routes(endpoint, metrics))
-    app.include_router(control_routes(control))
+    app.include_router(openai_routes(models))
+    app.include_router(responses_routes(models, store, STREAM))
+    app.include_router(batch_routes(stores))
+    app.include_router(messages_routes(models))
+    app.include_router(health_routes(models.main, metrics))
+    app.include_router(control_routes(models, administration.audit))
+    app.include_router(admin_routes(administration))
+    app.include_router(model_routes(models))
+    app.include_router(usage_routes(models.main.meter))
     if web:
         app.include_router(web_routes())
     app.openapi()  # now, because building the schema on demand would make all callers wait 0.1 s
     return app
 
 
-def openai_routes(endpoint: Endpoint) -> APIRouter:
+def openai_routes(models: ServedModels) -> APIRouter:
     """Return the routes of OpenAI's API, and vLLM's routes for the tokenizer."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await endpoint.chat(body, request)
+        return await (await _endpoint(models, body.model, request)).chat(body, request)
 
     @routes.post("/v1/completions", response_model=Completion, responses=STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await endpoint.complete(body, request)
+        return await (await _endpoint(models, body.model, request)).complete(body, request)
 
     @routes.get("/v1/models")
-    async def models() -> ModelList:
-        model = await endpoint.model_info()
-        return ModelList(
-            data=[
-                _model(info) for name in (None, *model.served_names, *model.adapters) if (info := model.by_name(name))
-            ]
-        )
+    async def list_models(request: Request) -> ModelList:
+        return ModelList(data=[_model(info) for info in await models.infos(_account(request))])
 
     @routes.get("/v1/models/{model:path}")
-    async def model(model: str) -> Model:
-        return _model(await endpoint.check_model(model))
+    async def get_model(model: str, request: Request) -> Model:
+        return _model(await (await _endpoint(models, model, request)).check_model(model))
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+        endpoint = await _endpoint(models, body.model, request)
         return await endpoint.tokenize(body, Exchange.of(request.scope).key or "")
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+        endpoint = await _endpoint(models, body.model, request)
         return await endpoint.detokenize(body, Exchange.of(request.scope).key or "")
 
     return routes
 
 
-def messages_routes(endpoint: Endpoint) -> APIRouter:
+def messages_routes(models: ServedModels) -> APIRouter:
     """Return the routes of Anthropic's Messages API."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False, responses=MESSAGES_ERRORS)
 
     @routes.post("/v1/messages", response_model=MessageResponse, responses=STREAM)
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        return await answer_messages(endpoint, body, request)
+        return await answer_messages(await _endpoint(models, body.model, request), body, request)
 
     @routes.post("/v1/messages/count_tokens")
     async def count(body: CountTokensRequest, request: Request) -> TokenCount:
+        endpoint = await _endpoint(models, body.model, request)
         return await count_tokens(endpoint, body, Exchange.of(request.scope).key or "")
 
     return routes
 
 
-def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> APIRouter:
+def health_routes(main: Endpoint, metrics: Callable[[str], Awaitable[tuple[bytes, str]]]) -> APIRouter:
     """Return the routes for health, version and metrics."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
@@ -192,14 +208,14 @@ def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> 
     @routes.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
         """Return 200 if a request sent now would be served, and 503 otherwise."""
-        ready = await endpoint.client.ready()
+        ready = await main.client.ready()
         return PlainTextResponse("ready" if ready else "not ready", status_code=200 if ready else 503)
 
     @routes.get("/health", response_class=Response)
     @routes.get("/ping", response_class=Response)
     async def health() -> Response:
         """Return an empty 200, like vLLM and SGLang, if a request sent now would be served."""
-        if not await endpoint.client.ready():
+        if not await main.client.ready():
             raise UnavailableError("no engine is up. Try again later.")
         return Response()
 
@@ -209,11 +225,20 @@ def health_routes(endpoint: Endpoint, metrics: Callable[[], Awaitable[str]]) -> 
         return VersionResponse(version=version("mars-ray"))
 
     @routes.get("/metrics", response_class=PlainTextResponse)
-    async def get_metrics() -> Response:
-        """Return the metrics of this process and of every engine as Prometheus text."""
-        return Response(await metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    async def get_metrics(request: Request) -> Response:
+        """Return the metrics of this process and of every engine, as Prometheus text or OpenMetrics text."""
+        page, media_type = await metrics(request.headers.get("accept", ""))
+        return Response(page, media_type=media_type)
 
     return routes
+
+
+def _account(request: Request) -> str:
+    return Exchange.of(request.scope).account
+
+
+async def _endpoint(models: ServedModels, name: str | None, request: Request) -> Endpoint:
+    return await models.find(name, _account(request))
 
 
 def _model(model: ModelInfo) -> Model:
@@ -231,7 +256,7 @@ def _model(model: ModelInfo) -> Model:
 
 NOT_SERVED = (
     "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/responses, "
-    "/v1/messages, /v1/models, /tokenize and /detokenize; /openapi.json describes them."
+    "/v1/files, /v1/batches, /v1/messages, /v1/models, /tokenize and /detokenize; /openapi.json describes them."
 )
 """Message of a 404. It lists the served paths because clients may try OpenAI's other APIs."""
 

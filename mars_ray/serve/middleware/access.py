@@ -25,14 +25,17 @@ from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.request_limits import RequestLimits
+from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.serve.middleware.admission import Admission
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
-from mars_ray.serve.middleware.api_keys import KeyFile, Role, role_allows
-from mars_ray.serve.middleware.body import drain_body, has_body, read_body, replay_body
+from mars_ray.serve.middleware.api_keys import Role, role_allows
+from mars_ray.serve.middleware.body import BodyStream, drain_body, has_body, read_body, replay_body
+from mars_ray.serve.middleware.callers import Caller, Callers, unauthorized
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
 from mars_ray.serve.middleware.scope import (
     OPEN_PATHS,
     TOKENIZER_PATHS,
+    UPLOAD_PATH,
     Headers,
     head_bytes,
     headers_of,
@@ -47,6 +50,9 @@ log = logging.getLogger(__name__)
 ANONYMOUS = "anonymous"
 """Name of every caller of a server without keys. Such a server listens on the loopback interface only."""
 
+FORM_BYTES = 64 * 2**10
+"""Bytes of an upload beyond those of its file: the other fields of the form, and boundaries."""
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
 
@@ -58,21 +64,25 @@ class AccessMiddleware:
         self,
         app: ASGIApp,
         *,
-        keys: KeyFile | None,
+        callers: Callers | None,
         default_class: str = STANDARD,
         limits: RequestLimits,
+        storage_limits: StorageLimits | None = None,
         allowed_hosts: frozenset[str],
         retry_after_s: Callable[[], int],
         observe: Callable[[Exchange], None],
+        identified: Callable[[Exchange, Headers], None] = lambda _exchange, _headers: None,
         open_paths: frozenset[str] = OPEN_PATHS,
         role_of: Callable[[str], Role] = role_of_path,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._app = app
-        self._keys = keys
+        self._callers = callers
         self._default_class = default_class
         self._limits = limits
+        self._storage_limits = storage_limits
         self._observe = observe
+        self._identified = identified
         self._open_paths = open_paths
         self._role_of = role_of
         self._new_id = new_id
@@ -109,7 +119,7 @@ class AccessMiddleware:
                 log.exception("request %s failed after its response had begun", exchange.request_id)
                 raise  # makes the server close the connection, so that the caller notices the incomplete answer
             refusal = self._refusal(error, exchange.request_id)
-            if refusal.status >= 500:
+            if refusal.status >= 500 and refusal is not error:
                 log.exception("request %s failed", exchange.request_id)
             await response.refuse(refusal)
         finally:
@@ -134,40 +144,50 @@ class AccessMiddleware:
             with self.admission.admit_page() if page else nullcontext():
                 await self._run(inner_scope, headers, receive, response, body_bytes=0)
             return
-        exchange.key, exchange.owner, exchange.service_class = self._caller(headers, exchange.path)
         role = self._role_of(exchange.path)
-        has_key = self._keys is not None
+        has_key = self._callers is not None
+        if self._callers is None:
+            exchange.key = ANONYMOUS
+            exchange.service_class = self._default_class
+        else:
+            caller = await self._caller(self._callers, headers, exchange.path)
+            exchange.key = caller.key
+            exchange.owner = exchange.account = caller.account
+            exchange.limits = caller.limits
+            exchange.service_class = caller.service_class or self._default_class
+            if not role_allows(caller.role, role):
+                message = "This path needs a key with the role operate."
+                raise ApiError(403, message, type="permission_error", code="role_not_sufficient")
+        self._identified(exchange, headers)
         tokenizing = exchange.path in TOKENIZER_PATHS
+        if self._storage_limits is not None and exchange.path == UPLOAD_PATH and exchange.method == "POST":
+            with (
+                self.admission.admit(exchange.key, role, has_key=has_key),
+                self.admission.admit_upload(exchange.key, self._storage_limits.uploads, has_key=has_key),
+            ):
+                await self._stream(inner_scope, headers, receive, response, self._storage_limits.file_bytes)
+            return
         with (
             self.admission.admit(exchange.key, role, has_key=has_key),
             self.admission.admit_tokenizing(exchange.key, has_key=has_key) if tokenizing else nullcontext(),
         ):
             await self._run(inner_scope, headers, receive, response, body_bytes=self._limits.body_bytes)
 
-    def _caller(self, headers: Headers, path: str) -> tuple[str, str, str]:
-        """Return the name, the SHA-256 and the class of service of the caller's key. Raises an `ApiError` if the caller
-        has no access."""
-        if self._keys is None:
-            return ANONYMOUS, "", self._default_class
+    async def _caller(self, callers: Callers, headers: Headers, path: str) -> Caller:
+        """Return the caller. Raises an `ApiError` if the caller has no access."""
         credentials = values(headers, b"authorization")
         # Clients of Anthropic's API send the key alone, in a header of its own.
         if uses_messages_api(path) and not credentials:
             credentials = [b"Bearer " + key for key in values(headers, b"x-api-key")]
         token = _BEARER.fullmatch(credentials[0]) if len(credentials) == 1 else None
-        key = self._keys.find(token[1].decode("ascii")) if token else None
-        if key is None:
-            raise ApiError(
-                401,
+        caller = await callers.identify(token[1].decode("ascii")) if token else None
+        if caller is None:
+            message = (
                 "Send a valid API key in one header: Authorization: Bearer <key>"
-                f"{' or x-api-key: <key>' if uses_messages_api(path) else ''}.",
-                type="authentication_error",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
+                f"{' or x-api-key: <key>' if uses_messages_api(path) else ''}."
             )
-        if not role_allows(key.role, self._role_of(path)):
-            message = "This path needs a key with the role operate."
-            raise ApiError(403, message, type="permission_error", code="role_not_sufficient")
-        return key.name, key.sha256, key.service_class or self._default_class
+            raise unauthorized(message, "invalid_api_key")
+        return caller
 
     async def _run(
         self, scope: Scope, headers: Headers, receive: Receive, response: "_Response", *, body_bytes: int
@@ -177,6 +197,15 @@ class AccessMiddleware:
         response.unread = False
         if body is not None:  # None: the client has disconnected, so nobody would read an answer
             await self._app(scope, replay_body(body, receive), response.send)
+
+    async def _stream(
+        self, scope: Scope, headers: Headers, receive: Receive, response: "_Response", file_bytes: int
+    ) -> None:
+        """Run the app on a body that it reads while the body arrives."""
+        response.unread = True
+        limit_bytes = file_bytes + FORM_BYTES
+        body = BodyStream(headers, receive, limit_bytes=limit_bytes, stall_seconds=self._limits.body_seconds)
+        await self._app(scope, body.receive, response.send_while(lambda: body.unread))
 
     def _request_id(self, headers: Headers) -> str:
         ids = values(headers, b"x-request-id")
@@ -224,11 +253,22 @@ class _Response:
         if message["type"] == "http.response.start":
             self._exchange.status = message["status"]
             self._exchange.headers_s = self.seconds()
-            names = {name for name, _ in self._headers}
+            left = self._exchange.limit_headers.items()
+            ours = self._headers + [(name.encode("ascii"), value.encode("ascii")) for name, value in left]
+            names = {name for name, _ in ours}
             kept = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in names]
             closing = [(b"connection", b"close")] if self.unread else []
-            message = {**message, "headers": kept + self._headers + closing}
+            message = {**message, "headers": kept + ours + closing}
         await self._send(message)
+
+    def send_while(self, unread: Callable[[], bool]) -> Send:
+        """Return a `send` for an app that reads the body itself; `unread` tells whether it has read all of it."""
+
+        async def send(message: Message) -> None:
+            self.unread = unread()
+            await self.send(message)
+
+        return send
 
     async def refuse(self, error: ApiError) -> None:
         """Send an error as the response. Call `finish` afterwards."""

@@ -33,6 +33,7 @@ class Admission:
         self._operators: Counter[str] = Counter()
         self._pages = 0
         self._tokenizing: Counter[str] = Counter()
+        self._uploading: Counter[str] = Counter()
 
     @property
     def in_flight(self) -> dict[str, int]:
@@ -63,6 +64,15 @@ class Admission:
             callers = "This key has" if has_key else "Callers without a key together have"
             raise self._refusal(f"{callers} {limit} tokenizer requests in flight already.", "rate_limit_exceeded")
         with _counted(self._tokenizing, caller):
+            yield
+
+    @contextmanager
+    def admit_upload(self, caller: str, limit: int, *, has_key: bool) -> Iterator[None]:
+        """Hold one of `limit` places for uploads within the block, in addition to a place from `admit`."""
+        if self._uploading[caller] >= limit:
+            callers = "This key has" if has_key else "Callers without a key together have"
+            raise self._refusal(f"{callers} {limit} uploads in flight already.", "rate_limit_exceeded")
+        with _counted(self._uploading, caller):
             yield
 
     @contextmanager

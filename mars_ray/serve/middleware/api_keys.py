@@ -1,54 +1,97 @@
-"""API keys: a YAML file with the hash, the name and the role of each key, but never a key itself.
+"""API keys and accounts: what is stored about them, and how a table of them is changed.
 
-In:    the file, which may change at any time; the key that a caller presents.
-Out:   the matching entry, or None; a new key, shown once.
-Never: stops serving because the file becomes invalid after the start, or reveals by its timing how close a guess was.
+In:    a table as YAML or JSON, with the hash of each key but never a key itself; changes by name.
+Out:   the table after a change; the entry of the key that a caller presents.
+Never: holds two keys with one name or one hash, because removing one entry would not revoke the key.
 
 Hashes are plain SHA-256. Slow, salted hashes protect secrets that can be guessed, but these keys are 256 random bits.
+A key is looked up by its hash, in a hash table with a random seed. Callers cannot choose hashes, so the time of a
+lookup reveals nothing about a stored key.
 """
 
-import fcntl
 import hashlib
-import hmac
-import logging
-import os
+import json
 import secrets
-import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import date
-from pathlib import Path
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mars_ray.errors import ConfigError, OutputError
+from mars_ray.errors import ConfigError, DataError, UnknownNameError
+from mars_ray.serve.middleware.usage_limits import UsageLimits
 
-log = logging.getLogger(__name__)
-
+E = TypeVar("E", bound=BaseModel)
 Role = Literal["use", "operate"]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._@|:+=-]{1,128}$")]
+"""Wider than names of keys, because subjects of tokens are accounts too."""
 
-CHECK_SECONDS = 1.0
-"""Seconds between two checks of the file. A revoked key works for up to this long."""
+Form = Literal["json", "yaml"]
+"""YAML in files, which people read and edit; JSON elsewhere, because large YAML takes seconds to read."""
 
+KEYS_MAX = 10_000
 _SHOWN_CHARS = 8
 
 
-class Key(BaseModel):
-    """One entry of the key file."""
-
+class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    name: str
+    service_class: Name | None = None
+    """Class of service; None means the class of the account, else the first class of the endpoint."""
+    limits: UsageLimits = UsageLimits()
+
+
+class Account(_Entry):
+    """Limits of all keys and tokens of an account together. An account without limits needs no entry."""
+
+    name: AccountName
+
+
+class Key(_Entry):
+    """One API key."""
+
+    name: Name
     """Name of the key in logs and metrics."""
     role: Role
     """`use` may call the model; `operate` may also use all other routes of the endpoint."""
-    service_class: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Class of service for requests with this key; None means the first class of the endpoint."""
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    account: AccountName | None = None
+    """Account that the key belongs to; None means an account of its own, with the name of the key."""
+    sha256: Digest = Field(repr=False)
     created: date
+    expires: AwareDatetime | None = None
+    """Moment from which the key is refused; None means that it does not expire."""
+    old_sha256: Digest | None = Field(None, repr=False)
+    """Hash of the secret before the last rotation."""
+    old_expires: AwareDatetime | None = None
+    """Moment from which the secret before the last rotation is refused."""
+
+    @model_validator(mode="after")
+    def _old_secret_is_whole(self) -> Self:
+        if (self.old_sha256 is None) != (self.old_expires is None):
+            raise ValueError("give old_sha256 and old_expires, or neither")
+        return self
+
+    @property
+    def holder(self) -> str:
+        """Name of the account that the key belongs to."""
+        return self.account or self.name
+
+    @property
+    def hashes(self) -> Iterator[str]:
+        """Hashes of the secret and of the one before it."""
+        yield self.sha256
+        if self.old_sha256 is not None:
+            yield self.old_sha256
+
+    def expired(self, sha256: str, now: datetime) -> bool:
+        """Return whether the secret with this hash is no longer valid."""
+        ends = [self.expires, self.old_expires if sha256 == self.old_sha256 else None]
+        return any(end is not None and end <= now for end in ends)
 
 
 def role_allows(role: Role, needed: Role) -> bool:
@@ -56,189 +99,155 @@ def role_allows(role: Role, needed: Role) -> bool:
     return role in ("operate", needed)
 
 
-class KeyFile:
-    """The current keys of a file. Raises `ConfigError` if the file cannot be used at the start.
-
-    `classes` are the classes of service that keys may name; None allows all names.
-    """
-
-    def __init__(
-        self, path: Path, clock: Callable[[], float] = time.monotonic, *, classes: Collection[str] | None = None
-    ) -> None:
-        self._path = path
-        self._classes = classes
-        self._clock = clock
-        self._checked_at = clock()
-        self._loaded = _stamp(path)
-        self._keys: Sequence[Key] = read_keys(path, classes)
-        self._complaint: str | None = None
-
-    def find(self, presented: str) -> Key | None:
-        """Return the key that a caller presented. Compares all entries so that timing does not reveal the match."""
-        self._reload()
-        sha256 = _sha256(presented)
-        match = None
-        for key in self._keys:
-            if hmac.compare_digest(key.sha256, sha256):
-                match = key
-        return match
-
-    def _reload(self) -> None:
-        """Load the file if it has changed. While it is invalid or missing, the last valid keys stay in force."""
-        now = self._clock()
-        if now - self._checked_at < CHECK_SECONDS:
-            return
-        self._checked_at = now
-        # Take the stamp before reading: if the file changes in between, the next stamp differs and the file is read
-        # again.
-        stamp = _stamp(self._path)
-        if stamp is not None and stamp == self._loaded:
-            self._complaint = None
-            return
-        # If reading fails, retry at every check, because a read can fail although the file is valid.
-        try:
-            self._keys = read_keys(self._path, self._classes)
-        except ConfigError as error:
-            if self._complaint != str(error):
-                self._complaint = str(error)
-                log.error("%s The keys read earlier stay in force.", error)
-        else:
-            self._loaded = stamp
-            self._complaint = None
-            log.info("read %d keys from %s", len(self._keys), self._path)
+def new_secret() -> str:
+    """Return a new key, as its caller presents it."""
+    return "mars-" + secrets.token_urlsafe(32)
 
 
-def add_key(
-    path: Path, name: str, role: Role, service_class: str | None = None, today: Callable[[], date] = date.today
-) -> str:
-    """Add a key to the file, creating the file if needed, and return the key itself, which is not stored.
-
-    Raises `ConfigError` for an invalid name or role, or a name that is taken. Comments in the file are lost.
-    """
-    presented = "mars-" + secrets.token_urlsafe(32)
-    with _locked(path) as file:
-        keys = read_keys(file) if file.exists() else []
-        entry = {"name": name, "role": role, "sha256": _sha256(presented), "created": today()}
-        entry |= {"service_class": service_class} if service_class else {}
-        _write(file, _checked(file, [*keys, _key(file, len(keys) + 1, entry)]))
-    return presented
-
-
-def remove_key(path: Path, name: str) -> None:
-    """Remove a key from the file; it stops working at the next check. Raises `ConfigError` for an unknown name."""
-    with _locked(path) as file:
-        keys = read_keys(file)
-        remaining = [key for key in keys if key.name != name]
-        if len(remaining) == len(keys):
-            names = ", ".join(key.name for key in keys) or "none"
-            raise ConfigError(f"{file} has no key named {name!r}. It has: {names}.")
-        _write(file, remaining)
-
-
-def _sha256(presented: str) -> str:
+def digest(presented: str) -> str:
+    """Return the SHA-256 of a key that a caller presents."""
     return hashlib.sha256(presented.encode(errors="replace")).hexdigest()
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return the file's modification time, inode and size, which reveal changes; None if they cannot be read."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+class KeyTable:
+    """Keys and accounts at one moment. Raises `ConfigError` for entries that cannot be together."""
+
+    def __init__(self, source: str, keys: Sequence[Key] = (), accounts: Sequence[Account] = ()) -> None:
+        self.source = source
+        self.keys = tuple(keys)
+        self.accounts = tuple(accounts)
+        if len(self.keys) > KEYS_MAX or len(self.accounts) > KEYS_MAX:
+            raise ConfigError(f"{source} has more than {KEYS_MAX} keys or accounts. Remove some.")
+        self._check_names()
+        self._key_of_hash = {sha256: key for key in self.keys for sha256 in key.hashes}
+        if len(self._key_of_hash) < sum(len(list(key.hashes)) for key in self.keys):
+            raise ConfigError(self._shared_hash())
+
+    @cached_property
+    def account_of_name(self) -> Mapping[str, Account]:
+        """The accounts with an entry, by name."""
+        return {account.name: account for account in self.accounts}
+
+    def find(self, sha256: str) -> Key | None:
+        """Return the key with this hash, which may have expired."""
+        return self._key_of_hash.get(sha256)
+
+    def key(self, name: str) -> Key:
+        """Return the key with this name. Raises `UnknownNameError`."""
+        return next((key for key in self.keys if key.name == name), None) or self._unknown("key", name, self.keys)
+
+    def account(self, name: str) -> Account:
+        """Return the entry of an account. Raises `UnknownNameError` if it has none."""
+        return self.account_of_name.get(name) or self._unknown("account", name, self.accounts)
+
+    def with_new_key(self, key: Key) -> "KeyTable":
+        """Return the table with a key added. Raises `ConfigError` for a name that is taken."""
+        return KeyTable(self.source, [*self.keys, key], self.accounts)
+
+    def with_key(self, key: Key) -> "KeyTable":
+        """Return the table with a key in place of the key with its name."""
+        return KeyTable(self.source, [key if old.name == key.name else old for old in self.keys], self.accounts)
+
+    def without_key(self, name: str) -> "KeyTable":
+        """Return the table without a key. Raises `UnknownNameError`."""
+        removed = self.key(name)
+        return KeyTable(self.source, [key for key in self.keys if key is not removed], self.accounts)
+
+    def with_account(self, account: Account) -> "KeyTable":
+        """Return the table with an account added, or in place of the entry with its name."""
+        return KeyTable(self.source, self.keys, list((dict(self.account_of_name) | {account.name: account}).values()))
+
+    def without_account(self, name: str) -> "KeyTable":
+        """Return the table without the entry of an account. Raises `UnknownNameError` if it has none."""
+        removed = self.account(name)
+        return KeyTable(self.source, self.keys, [account for account in self.accounts if account is not removed])
+
+    def check_classes(self, classes: Collection[str]) -> None:
+        """Raise `ConfigError` for an entry with a class of service that is not among `classes`."""
+        for entry in (*self.keys, *self.accounts):
+            if entry.service_class is not None and entry.service_class not in classes:
+                raise ConfigError(
+                    f"{self.source}, {entry.name}: service_class is {entry.service_class!r}, must be one of "
+                    f"{', '.join(classes)}."
+                )
+
+    def to_bytes(self, form: Form) -> bytes:
+        """Return the table as a document that `parse_keys` reads."""
+        fields = {
+            group: [entry.model_dump(mode="json", exclude_defaults=True) for entry in entries]
+            for group, entries in (("keys", self.keys), ("accounts", self.accounts))
+        }
+        text = json.dumps(fields, indent=1) if form == "json" else yaml.safe_dump(fields, sort_keys=False)
+        return text.encode()
+
+    def _unknown(self, kind: str, name: str, entries: Sequence[_Entry]) -> Any:
+        names = ", ".join(entry.name for entry in entries[:20]) or "none"
+        more = f" and {len(entries) - 20} more" if len(entries) > 20 else ""
+        raise UnknownNameError(f"{self.source} has no {kind} named {name[:80]!r}. It has: {names}{more}.")
+
+    def _check_names(self) -> None:
+        for kind, entries in (("key", self.keys), ("account", self.accounts)):
+            names = [entry.name for entry in entries]
+            if len(set(names)) < len(names):
+                name = next(name for number, name in enumerate(names) if name in names[:number])
+                number = names.index(name, names.index(name) + 1) + 1
+                raise ConfigError(f"{self.source}, {kind} {number}: the name {name!r} is taken. Choose another.")
+
+    def _shared_hash(self) -> str:
+        seen: set[str] = set()
+        for number, key in enumerate(self.keys, 1):
+            if not seen.isdisjoint(key.hashes):
+                return f"{self.source}, key {number}: {key.name!r} has the hash of an earlier key. Remove one of them."
+            seen.update(key.hashes)
+        return f"{self.source}: a key has the same hash twice. Remove old_sha256."
 
 
-def read_keys(path: Path, classes: Collection[str] | None = None) -> Sequence[Key]:
-    """Return the keys in the file. Raises a `ConfigError` that names the file, the entry and the value."""
+def parse_keys(source: str, data: bytes, form: Form) -> KeyTable:
+    """Return the table in a document. Raises a `DataError` that names the document, the entry and the value."""
     try:
+        return _parse(source, data, form)
+    except ConfigError as error:
+        raise DataError(str(error)) from None
+
+
+def _parse(source: str, data: bytes, form: Form) -> KeyTable:
+    try:
+        text = data.decode()
         # The base loader returns every value as a string and runs no constructors, so only these errors can occur.
-        entries = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist. Add a first key to create it, or name another file.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(entries, list):
-        raise ConfigError(f"{path} holds no list of keys. A file without keys must contain [].")
-    keys = _checked(path, [_key(path, number, entry) for number, entry in enumerate(entries, 1)])
-    for number, key in enumerate(keys, 1):
-        if classes is not None and key.service_class is not None and key.service_class not in classes:
-            raise ConfigError(
-                f"{path}, entry {number}: service_class is {key.service_class!r}, must be one of {', '.join(classes)}."
-            )
-    return keys
+        fields = json.loads(text) if form == "json" else yaml.load(text, Loader=yaml.BaseLoader)
+    except (UnicodeDecodeError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{source} cannot be read: {' '.join(str(error).split())}.") from error
+    if not isinstance(fields, dict) or "keys" not in fields or not fields.keys() <= {"keys", "accounts"}:
+        raise ConfigError(f"{source} must be a mapping with `keys` and perhaps `accounts`. Without keys: `keys: []`.")
+    groups = [fields["keys"], fields.get("accounts", [])]
+    if not all(isinstance(group, list) for group in groups):
+        raise ConfigError(f"{source}: `keys` and `accounts` must be lists.")
+    keys = [parse_entry(Key, entry, f"{source}, key {number}") for number, entry in enumerate(groups[0], 1)]
+    accounts = [parse_entry(Account, entry, f"{source}, account {number}") for number, entry in enumerate(groups[1], 1)]
+    return KeyTable(source, keys, accounts)
 
 
-def _key(path: Path, number: int, entry: object) -> Key:
+def parse_entry(kind: type[E], entry: object, place: str) -> E:
+    """Return an entry as an object. Raises a `ConfigError` that names the place, the field and the value."""
     try:
-        return Key.model_validate(entry)
+        return kind.model_validate(entry)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the entry"
         if first["type"] in ("missing", "extra_forbidden"):
-            problem = f"{field} is {'missing' if first['type'] == 'missing' else 'not a field of a key'}"
+            problem = f"{field} is {'missing' if first['type'] == 'missing' else 'not a field here'}"
         else:
             problem = f"{field} is {_shown(first['input'])}: {first['msg']}"
-        raise ConfigError(f"{path}, entry {number}: {problem}. Correct or remove the entry.") from None
+        raise ConfigError(f"{place}: {problem}. Correct or remove the entry.") from None
 
 
 def _shown(value: object) -> str:
     """Return a value shortened for an error message, because it may be a key written in place of its hash."""
     if not isinstance(value, str):
-        return f"a {type(value).__name__}"
+        return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
     return repr(value) if len(value) <= 2 * _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]!r}… ({len(value)} characters)"
 
 
-def _checked(path: Path, keys: Sequence[Key]) -> Sequence[Key]:
-    """Return `keys`. Raises `ConfigError` for duplicate names or keys: removing one entry would not revoke the key."""
-    names: set[str] = set()
-    hashes: set[str] = set()
-    for number, key in enumerate(keys, 1):
-        if key.name in names:
-            raise ConfigError(f"{path}, entry {number}: the name {key.name!r} is taken. Choose another.")
-        if key.sha256 in hashes:
-            raise ConfigError(
-                f"{path}, entry {number}: {key.name!r} has the hash of an earlier entry. Remove one of them."
-            )
-        names.add(key.name)
-        hashes.add(key.sha256)
-    return keys
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[Path]:
-    """Lock the file within the block. Yields its resolved path, so that writing does not replace a symbolic link."""
-    file = path.resolve()
-    lock = file.with_name(f".{file.name}.lock")  # a separate file, because every change replaces the key file
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise OutputError(f"Cannot write to {file.parent}: {error.strerror}. Choose another folder.") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(descriptor)
-
-
-def _write(file: Path, keys: Sequence[Key]) -> None:
-    """Replace the file atomically and durably. The temporary file is private from the start."""
-    content = yaml.safe_dump([key.model_dump(exclude_none=True) for key in keys], sort_keys=False)
-    try:
-        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename must survive a power cut; otherwise a revoked key could come back
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise OutputError(f"Cannot write {file}: {error.strerror}. Nothing was changed.") from error
+def utc_now() -> datetime:
+    """Return the time of day by this machine's clock."""
+    return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Read the whole body of a request.
+"""Read the body of a request, whole or while it arrives.
 
 In:    the headers and `receive` of a request, a size limit and a time limit.
 Out:   the body; an `ApiError` if it is too large (413) or too slow (408); None if the client disconnected.
@@ -29,9 +29,7 @@ def has_body(headers: Headers) -> bool:
 
 async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, seconds: float) -> bytes | None:
     """Return the whole body, or None if the client disconnected. Uses a content-length only to refuse a body early."""
-    for length in values(headers, b"content-length"):
-        if length.isdigit() and (len(length) > LENGTH_DIGITS or int(length) > limit_bytes):
-            raise _too_large(limit_bytes)
+    _check_length(headers, limit_bytes)
     # Use one buffer: a list would add some 40 bytes per part, and clients can send very small parts.
     body = bytearray()
     try:
@@ -46,13 +44,40 @@ async def read_body(headers: Headers, receive: Receive, *, limit_bytes: int, sec
                     raise _too_large(limit_bytes)
                 more = message.get("more_body", False)
     except TimeoutError:
-        raise ApiError(
-            408,
-            f"The body did not arrive within {seconds:g} s.",
-            type="invalid_request_error",
-            code="body_timeout",
-        ) from None
+        raise _too_slow(f"The body did not arrive within {seconds:g} s.") from None
     return bytes(body)
+
+
+class BodyStream:
+    """The body of a request for an app that reads it while it arrives.
+
+    The constructor and `receive` raise an `ApiError` if the body is too large (413), or if no part of it arrives for
+    `stall_seconds` (408).
+    """
+
+    def __init__(self, headers: Headers, receive: Receive, *, limit_bytes: int, stall_seconds: float) -> None:
+        _check_length(headers, limit_bytes)
+        self._receive = receive
+        self._limit_bytes = limit_bytes
+        self._stall_seconds = stall_seconds
+        self._bytes = 0
+        self.unread = has_body(headers)
+        """Whether a part of the body may still arrive."""
+
+    async def receive(self) -> Message:
+        """Return the next message of the server."""
+        if not self.unread:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                message = await self._receive()
+        except TimeoutError:
+            raise _too_slow(f"No part of the body arrived for {self._stall_seconds:g} s.") from None
+        self._bytes += len(message.get("body") or b"")
+        if self._bytes > self._limit_bytes:
+            raise _too_large(self._limit_bytes)
+        self.unread = message["type"] == "http.request" and message.get("more_body", False)
+        return message
 
 
 async def drain_body(receive: Receive) -> None:
@@ -83,6 +108,16 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return receive_again
+
+
+def _check_length(headers: Headers, limit_bytes: int) -> None:
+    for length in values(headers, b"content-length"):
+        if length.isdigit() and (len(length) > LENGTH_DIGITS or int(length) > limit_bytes):
+            raise _too_large(limit_bytes)
+
+
+def _too_slow(message: str) -> ApiError:
+    return ApiError(408, message, type="invalid_request_error", code="body_timeout")
 
 
 def _too_large(limit_bytes: int) -> ApiError:

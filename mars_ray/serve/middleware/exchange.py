@@ -8,12 +8,15 @@ Never: holds an answer or a key, or a prompt unless the operator turned on the l
 import json
 import logging
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 from starlette.types import Scope
 
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.middleware.request_trace import RequestTrace
+from mars_ray.serve.middleware.usage_limits import UsageLimits
 
 _SCOPE_KEY = "mars_ray.exchange"
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -28,13 +31,24 @@ class Exchange:
     path: str
     arrived_unix_s: float
     trace_id: str | None = None
-    """Trace id in the W3C header `traceparent`, or None if no valid header was sent."""
+    """Trace id of the request: the one in the W3C header `traceparent`, or one of our own if the request is traced."""
+    trace: RequestTrace | None = None
+    """Trace of the request; None if it is not traced. The log leaves it out."""
     key: str | None = None
-    """Name of the caller's key; None on open paths and for callers that were refused before they were identified."""
+    """Name of the caller's key, or `oidc:ACCOUNT`; None on open paths and for callers who were refused before they
+    were identified."""
     owner: str = ""
-    """SHA-256 of the caller's key; empty without keys. The log leaves it out."""
+    """Owner of what the request stores: the account; empty without keys. The log leaves it out."""
+    account: str = ""
+    """Account of the key or token; empty without keys."""
+    limits: Mapping[str, UsageLimits] = field(default_factory=dict)
+    """Limits that the request counts towards, by holder: `key:NAME` and `account:NAME`. The log leaves them out."""
+    limit_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of the answer about what is left of the limits. The log leaves them out."""
+    meter_id: str | None = None
+    """Id of the request at the meter of usage; None before it was admitted there, and without a meter."""
     service_class: str = STANDARD
-    """Class of service of the key."""
+    """Class of service of the key or token."""
     status: int | None = None
     """HTTP status; None if no answer was sent because the client had disconnected."""
     code: str | None = None
@@ -46,6 +60,11 @@ class Exchange:
     usage: ResponseUsage | None = None
     prompt: str | list[dict[str, str]] | None = None
     """The prompt, if the operator turned on the logging of prompts."""
+
+    @property
+    def operator(self) -> str:
+        """Name of the caller in the audit log."""
+        return f"key:{self.key}" if self.owner and self.key and ":" not in self.key else str(self.key)
 
     def put_in(self, scope: Scope) -> Scope:
         """Return a copy of an ASGI scope, with this exchange added; `of` gets the exchange from the copy."""
@@ -71,15 +90,19 @@ PATH_CHARS = 200
 """Maximum number of characters of a path in the log, because unknown callers choose the path. In JSON,
 one of them may take up six characters."""
 
+UNLOGGED = ("owner", "limits", "limit_headers", "meter_id")
+"""Fields of an exchange that the log leaves out."""
+
 log = logging.getLogger("mars_ray.requests")
 
 
 def log_exchange(exchange: Exchange) -> None:
     """Write the log line of an exchange. Open paths are left out, because probes request them every few seconds."""
     if exchange.key is not None or exchange.code is not None:
-        fields = asdict(exchange)
+        fields = asdict(replace(exchange, trace=None, limits={}))
         fields |= fields.pop("usage") or {}
-        del fields["owner"]
+        for name in UNLOGGED:
+            del fields[name]
         fields["path"] = exchange.path[:PATH_CHARS]
         log.info(json.dumps({name: _rounded(value) for name, value in fields.items() if value is not None}))
 

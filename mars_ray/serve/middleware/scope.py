@@ -36,6 +36,9 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """Paths that use only the tokenizer."""
 
+UPLOAD_PATH = "/v1/files"
+"""Path whose bodies are files, which are stored while they arrive."""
+
 USE_PATHS = TOKENIZER_PATHS | {"/openapi.json", "/version"}
 """Paths outside /v1/ that need only the role `use`."""
 

@@ -1,25 +1,28 @@
-"""Build a model's Serve application, which consists of gateways (for HTTP or for handle calls) and engines.
+"""Build the Serve application of an endpoint: gateways (for HTTP or for handle calls), engines, and the manager of
+further models.
 
 `serve deploy` and `mars-ray serve` build the application from the `args` of a config file. Options under `deployments`
 in that file override the options set here.
 """
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
-from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve import Application, Deployment
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from mars_ray.adapter.card import resolve_adapter
 from mars_ray.engine.request import Request
-from mars_ray.model.resolve import is_folder_here, pin, resolve_model
-from mars_ray.model.sources.ray_folder import share_folder
+from mars_ray.serve.deploy.model_settings import AddedModel
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
+from mars_ray.serve.ray.batches import Batches
 from mars_ray.serve.ray.chat_handle import Chat
 from mars_ray.serve.ray.engine_replica import EngineReplica
 from mars_ray.serve.ray.gateway import Gateway
+from mars_ray.serve.ray.models import Models
+from mars_ray.serve.ray.pinned import pinned_model
 from mars_ray.serve.replicas.liveness import HEARD
 from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
 
@@ -46,6 +49,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 DRAIN_SECONDS = 120
 """Seconds that running requests are given to finish when their replica stops."""
 
+RUNNER_DRAIN_SECONDS = 10
+"""Seconds that the runner of batches is given to store results when it stops. The rows in flight run again later."""
+
 HEALTH_SECONDS = 1
 HEALTH_TIMEOUT_SECONDS = 30
 """Maximum seconds for a health check. After three failures in a row, the replica is replaced."""
@@ -61,6 +67,16 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+class Ingress:
+    """The deployment through which requests would enter the application of a further model. It has no replica.
+
+    Serve refuses a request router of the application's own at an ingress behind HAProxy, so the engines are none.
+    """
+
+    def __init__(self, _engines: DeploymentHandle) -> None:
+        """Take the handle that binds the engines into the application."""
+
+
 def build_openai_app(args: dict[str, Any]) -> Application:
     """Return an endpoint that speaks OpenAI's API under any route prefix.
 
@@ -71,7 +87,9 @@ def build_openai_app(args: dict[str, Any]) -> Application:
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway", ray_actor_options={"num_cpus": 0}, **_OPTIONS
     )
-    app: Application = gateway.bind(_engines(config), config)
+    engines = _engines(config)
+    models = _models(config)
+    app: Application = gateway.bind(engines, config, models, *_batches(engines, config, models))
     return app
 
 
@@ -80,43 +98,80 @@ def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Applicat
 
     `handle.options(stream=True).chat.remote(messages, threshold=0.9)` streams an answer, and
     `handle.complete.remote(messages)` returns a complete answer. Settings and errors are those of `build_openai_app`.
-    The deployments are named `Chat` and `Engine`; with several models in one application, give each a `name_prefix`.
+    The deployments are named `Chat`, `Engine` and `Models`, and with storage also `Batches`; with several models in one
+    application, give each a `name_prefix`.
     """
     config = _pinned(args)
     chat = serve.deployment(Chat).options(name=f"{name_prefix}Chat", ray_actor_options={"num_cpus": 0}, **_OPTIONS)
-    app: Application = chat.bind(_engines(config, name_prefix), config)
+    engines = _engines(config, name_prefix)
+    models = _models(config, name_prefix)
+    app: Application = chat.bind(engines, config, models, *_batches(engines, config, models, name_prefix))
     return app
 
 
 def _pinned(args: dict[str, Any]) -> ServeConfig:
     config = parse_config(args)
-    # Pin the names now, because a hub branch may move before the next replica starts, possibly on another node.
-    pinned: dict[str, Any] = {"model": _everywhere(config.model, resolve_model(config.model))}
-    pinned["name"] = config.model_name
-    pinned["adapter"] = _pinned_adapter(config.adapter)
-    pinned["adapters"] = {name: _pinned_adapter(adapter) for name, adapter in config.adapters.items()}
-    return config.model_copy(update=pinned)
+    models = {name: pinned_model(model) for name, model in config.models.items()}
+    return pinned_model(config).model_copy(update={"name": config.model_name, "models": models})
 
 
 def _engines(config: ServeConfig, name_prefix: str = "") -> Application:
+    cpus = config.engine.threads or 1
+    app: Application = _engine_deployment(config, name_prefix, cpus).bind(config)
+    return app
+
+
+def added_engines(config: ServeConfig, settings: AddedModel) -> Application:
+    """Return the application of the engines of a further model, without a route. `config` is that of the model
+    alone."""
+    engines = _engine_deployment(config, "", config.engine.threads or 0, settings.ray_actor_options)
+    if settings.max_replicas in (None, settings.min_replicas):
+        engines = engines.options(num_replicas=settings.min_replicas)
+    else:
+        bounds = {"min_replicas": settings.min_replicas, "max_replicas": settings.max_replicas}
+        policy = {"policy_function": "mars_ray.serve.ray.autoscaling:by_capacity"}
+        engines = engines.options(autoscaling_config=AutoscalingConfig(**bounds, policy=policy))
+    ingress = serve.deployment(Ingress).options(
+        autoscaling_config=AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=1),
+        ray_actor_options={"num_cpus": 0},
+    )
+    app: Application = ingress.bind(engines.bind(config))
+    return app
+
+
+def _engine_deployment(
+    config: ServeConfig, name_prefix: str, cpus: int, ray_actor_options: Mapping[str, Any] | None = None
+) -> Deployment:
     gpus = config.engine.tensor_parallel_size
-    resources = {"num_cpus": config.engine.threads or 1} | ({"num_gpus": gpus} if gpus > 1 else {})
-    engines = serve.deployment(EngineReplica).options(
+    resources = {"num_cpus": cpus} | ({"num_gpus": gpus} if gpus > 1 else {}) | dict(ray_actor_options or {})
+    engines: Deployment = serve.deployment(EngineReplica).options(
         name=f"{name_prefix}Engine",
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         ray_actor_options=resources,
         **_OPTIONS,
     )
-    app: Application = engines.bind(config)
+    return engines
+
+
+def _models(config: ServeConfig, name_prefix: str = "") -> Application:
+    """Return the manager of the further models."""
+    manager = serve.deployment(Models).options(
+        name=f"{name_prefix}Models", ray_actor_options={"num_cpus": 0}, **_OPTIONS
+    )
+    app: Application = manager.bind(config)
     return app
 
 
-def _pinned_adapter(adapter: str | None) -> str | None:
-    folder = resolve_adapter(adapter)
-    return _everywhere(adapter, folder) if adapter and folder else None
-
-
-def _everywhere(name: str, folder: Path) -> str:
-    """Return a name that refers to the content of `folder`, a model or an adapter, on every node and at any time."""
-    return str(share_folder(folder)) if is_folder_here(name) else pin(name, folder)
+def _batches(
+    engines: Application, config: ServeConfig, models: Application, name_prefix: str = ""
+) -> tuple[Application, ...]:
+    """Return the runner of batches, if the endpoint has storage."""
+    if config.storage is None:
+        return ()
+    runner = serve.deployment(Batches).options(
+        name=f"{name_prefix}Batches",
+        ray_actor_options={"num_cpus": 0},
+        **_OPTIONS | {"graceful_shutdown_timeout_s": RUNNER_DRAIN_SECONDS},
+    )
+    return (runner.bind(engines, config, models),)

@@ -21,13 +21,15 @@ class ChatHandle:
 
     calls: ChatCalls
 
-    def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:
+    def __init__(self, engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle) -> None:
         self._engines = engines
+        self._models = models
         self._config = config.model_copy(update={"controller": config.controller or _application()})
 
-    async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig]:
-        """Return a handle to the engines, and the settings that a gateway in another process needs to use them."""
-        return self._engines, self._config
+    async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig, DeploymentHandle]:
+        """Return what a gateway in another process needs: a handle to the engines, the settings, and a handle to the
+        manager of models."""
+        return self._engines, self._config, self._models
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer: `handle.options(stream=True).chat.remote(messages, threshold=0.9)`.
@@ -44,10 +46,15 @@ class ChatHandle:
 
 
 class Chat(ChatHandle):
-    """Deployment that `build_deployment` uses; it has no HTTP interface and checks no API keys."""
+    """Deployment that `build_deployment` uses; it has no HTTP interface and checks no API keys.
 
-    async def __init__(self, engines: DeploymentHandle, config: ServeConfig) -> None:  # type: ignore[misc]
-        super().__init__(engines, config)
+    `_batches`, the runner of batches, runs as long as the application does.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle, *_batches: DeploymentHandle
+    ) -> None:
+        super().__init__(engines, config, models)
         endpoint = make_endpoint(RayEngineClient(engines), config, resolve_model(config.model))
         self._running = AsyncExitStack()
         await self._running.enter_async_context(endpoint.running())

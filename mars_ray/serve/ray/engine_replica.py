@@ -4,6 +4,8 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
 import ray
 from ray import serve
@@ -18,9 +20,12 @@ from mars_ray.errors import MarsRayError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig
+from mars_ray.serve.middleware.key_store import audit_folder
+from mars_ray.serve.ray.adapters import get_adapters
 from mars_ray.serve.ray.autoscaling import DESIRED
 from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
 
 STEP_SECONDS = 30
 """Seconds after which a step counts as hung. Its requests then go to another engine."""
@@ -39,12 +44,12 @@ class EngineReplica:
         self._name = replica.replica_id.unique_id
         plan = config.plan(folder)
         self._lease = Lease(self._name, plan, price_per_hour=config.engine.replica_price)
-        self._beating = asyncio.create_task(
-            run_heartbeats(
-                engine, self._lease, RayController(config.controller or replica.app_name, plan).handle_report
-            )
-        )
+        controller = RayController(config.controller or replica.app_name, plan, audit_folder(config.storage))
+        self._beating = asyncio.create_task(run_heartbeats(engine, self._lease, controller.handle_report))
         created = int((folder / "config.json").stat().st_mtime)
+        self._adapters = FollowedAdapters(engine, partial(get_adapters, config.controller or replica.app_name))
+        await self._adapters.refresh()
+        self._following = asyncio.create_task(self._adapters.run())
         self._client = LocalEngineClient(
             engine,
             ModelInfo(
@@ -52,7 +57,6 @@ class EngineReplica:
                 created=created,
                 engine=facts,
                 served_names=config.served_model_names,
-                adapters=tuple(config.adapters),
             ),
             EngineMetrics(model=config.model_name, replica=self._name),
         )
@@ -60,22 +64,26 @@ class EngineReplica:
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | MarsRayError, None]:
         """Yield the chunks of a request, then the error if it failed."""
         try:
+            await self._adapters.look_up(request.decode.adapter)
             async with aclosing(self._client.stream(request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except MarsRayError as error:
             yield error
 
-    async def collect(self, request: Request) -> list[Chunk] | MarsRayError:
-        """Return the chunks of a request, or the error if it failed."""
+    async def collect(self, request: Request) -> AsyncGenerator[list[Chunk] | MarsRayError, None]:
+        """Yield the chunks of a request in parts, then the error if it failed."""
         try:
-            return await self._client.collect(request)
+            await self._adapters.look_up(request.decode.adapter)
+            async with aclosing(self._client.collect(request)) as parts:
+                async for part in parts:
+                    yield part
         except MarsRayError as error:
-            return error
+            yield error
 
     async def model_info(self) -> ModelInfo:
-        """Return the facts about the model."""
-        return await self._client.model_info()
+        """Return the facts about the model, with the names of its adapters now."""
+        return replace(await self._client.model_info(), adapters=tuple(self._engine.adapters))
 
     async def metrics(self) -> str:
         """Return the metrics of this replica."""
@@ -97,6 +105,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         self._beating.cancel()
+        self._following.cancel()
         await self._client.close()
 
 

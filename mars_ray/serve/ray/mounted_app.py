@@ -49,9 +49,9 @@ class MountedApp:
 
     async def _started(self) -> ASGIApp:
         handle = await asyncio.to_thread(self._get_handle)
-        engines, config = await handle.gateway_settings.remote()
+        engines, config, models = await handle.gateway_settings.remote()
         check_listening(config)
         name = serve.get_replica_context().replica_id.unique_id
-        endpoint, app = make_ray_gateway(engines, config, name=f"{name}:{config.model_name}")
-        await self._running.enter_async_context(endpoint.running())
+        served, app = make_ray_gateway(engines, config, models, name=f"{name}:{config.model_name}")
+        await self._running.enter_async_context(served.running())
         return without_request_id(app)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -70,19 +71,17 @@ class RayEngineClient:
         """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
         with fresh_request_id():
             chunks = self._streams.stream.remote(request)
-        with self._calls.call(request.id) as call:
-            try:
-                while (chunk := await call.wait_for(_sent(anext(chunks, None)))) is not None:
-                    yield _value(chunk)
-            finally:
-                chunks.cancel()
+        async with aclosing(self._arriving(request.id, chunks)) as arriving:
+            async for chunk in arriving:
+                yield chunk
 
-    async def collect(self, request: Request) -> list[Chunk]:
-        """Return all chunks of a request once it has ended; cancelling the task cancels the request."""
+    async def collect(self, request: Request) -> AsyncGenerator[list[Chunk], None]:
+        """Yield the chunks of a request in parts; closing the generator cancels the request."""
         with fresh_request_id():
-            response = self._engines.collect.remote(request)
-        collected: list[Chunk] = _value(await self._answer(request.id, response))
-        return collected
+            parts = self._streams.collect.remote(request)
+        async with aclosing(self._arriving(request.id, parts)) as arriving:
+            async for part in arriving:
+                yield part
 
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""
@@ -105,6 +104,14 @@ class RayEngineClient:
             self._calls.hear(running)
             self._heard = True
             self._up_s = time.monotonic()
+
+    async def _arriving(self, name: str, items: Any) -> AsyncGenerator[Any, None]:
+        with self._calls.call(name) as call:
+            try:
+                while (item := await call.wait_for(_sent(anext(items, None)))) is not None:
+                    yield _value(item)
+            finally:
+                items.cancel()
 
     async def _answer(self, name: str, response: Any) -> Any:
         with self._calls.call(name) as call:

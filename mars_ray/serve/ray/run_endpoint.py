@@ -27,8 +27,10 @@ from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import delete_application, start_serve
 from mars_ray.serve.deploy.front import BEHIND, CERTIFICATE, KEY, check_certificate, has_load_balancer
 from mars_ray.serve.deploy.serve_config import parse_config
-from mars_ray.serve.middleware.api_keys import read_keys
+from mars_ray.serve.middleware.key_store import open_key_store
+from mars_ray.serve.models.applications import application_prefix
 from mars_ray.serve.ray.app import DRAIN_SECONDS
+from mars_ray.serve.ray.ray_meter import remove_meter
 from mars_ray.serve.ray.ray_response_store import remove_response_store
 
 POLL_SECONDS = 0.2
@@ -71,6 +73,7 @@ def run(schema: ServeDeploySchema) -> None:
     """
     started_s = time.monotonic()
     name = schema.applications[0].name
+    further = application_prefix(name)
     if "RAY_ADDRESS" not in os.environ:
         _check_this_machine(schema)
     elif schema.http_options.ssl_certfile and has_load_balancer():
@@ -106,8 +109,12 @@ def run(schema: ServeDeploySchema) -> None:
                 _say("stopping: running requests may finish; repeat the signal to stop at once", started_s)
                 delete_application(name)
                 _wait_until_gone(name)
+                for application in [each for each in serve.status().applications if each.startswith(further)]:
+                    delete_application(application)
+                    _wait_until_gone(application)
                 remove_controllers(name)
                 remove_response_store(name)
+                remove_meter(name)
             else:
                 _say("the endpoint has been redeployed or deleted meanwhile: leaving it as it is", started_s)
     finally:
@@ -148,7 +155,8 @@ def _check_this_machine(schema: ServeDeploySchema) -> None:
     model = check_folder(resolve_model(config.model))
     check_engine(model, config.engine, resolve_adapters(config.adapter, config.adapters))
     if config.keys:
-        read_keys(config.keys, [service_class.name for service_class in config.classes])
+        keys = open_key_store(config.keys, config.storage).read()
+        keys.check_classes([service_class.name for service_class in config.classes])
     http = schema.http_options
     if http.ssl_certfile and http.ssl_keyfile:
         check_certificate(Path(http.ssl_certfile), Path(http.ssl_keyfile))

@@ -5,6 +5,7 @@ Out:   chunks; facts about the model; metrics.
 Never: depends on HTTP.
 """
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
@@ -16,6 +17,10 @@ from mars_ray.errors import ReplicaLostError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
+PART_S = 0.25
+"""Seconds between two parts of an answer that is not streamed, which limits the tokens that a caller who leaves is not
+charged for."""
+
 
 class EngineClient(Protocol):
     """Client of the engines that serve one model. Every method may raise a `MarsRayError`."""
@@ -26,8 +31,9 @@ class EngineClient(Protocol):
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
 
-    async def collect(self, request: Request) -> list[Chunk]:
-        """Return all chunks of a request once it has ended; cancelling the task cancels the request."""
+    def collect(self, request: Request) -> AsyncGenerator[list[Chunk], None]:
+        """Yield the chunks of a request in parts, at most about one per `PART_S`, which costs less than `stream`;
+        closing the generator cancels the request."""
 
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""
@@ -58,10 +64,18 @@ class LocalEngineClient:
                 observer.observe(chunk)
                 yield chunk
 
-    async def collect(self, request: Request) -> list[Chunk]:
-        """Return all chunks of a request once it has ended."""
+    async def collect(self, request: Request) -> AsyncGenerator[list[Chunk], None]:
+        """Yield the chunks of a request in parts."""
+        part: list[Chunk] = []
+        sent_s = time.monotonic()
         async with aclosing(self.stream(request)) as chunks:
-            return [chunk async for chunk in chunks]
+            async for chunk in chunks:
+                part.append(chunk)
+                if time.monotonic() - sent_s >= PART_S:
+                    yield part
+                    part = []
+                    sent_s = time.monotonic()
+        yield part
 
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""

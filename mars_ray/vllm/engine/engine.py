@@ -3,9 +3,11 @@
 import random
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
+from mars_ray.engine.core.adapters import LoadedAdapter
 from mars_ray.engine.core.sequences import ClassThresholds, new_sequences
 from mars_ray.engine.grammar.matcher import Grammars, ModelTokens
 from mars_ray.engine.options import EngineOptions
@@ -17,7 +19,7 @@ from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.engine_stats import EngineStats
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.engine.stats.step_time import StepTimeFit
-from mars_ray.errors import MarsRayError, ReplicaLostError, RequestError, StepError
+from mars_ray.errors import AdapterError, MarsRayError, ReplicaLostError, RequestError, StepError
 from mars_ray.vllm.engine.core import CoreOutput, DecodingCore
 from mars_ray.vllm.engine.records import Records
 from mars_ray.vllm.engine.sampling import check_request
@@ -142,6 +144,13 @@ class VllmEngine:
         self._thresholds.set(thresholds)
         if self._thresholds.by_class != before:
             self._core.set_thresholds(thresholds)
+
+    def load_adapter(self, folder: Path) -> LoadedAdapter:
+        """Raise `AdapterError`, because vLLM decodes with the model alone or with the adapter of its plug-in."""
+        raise AdapterError(f"{folder} needs the engine mars. Set engine to mars, or leave the adapter out.")
+
+    def set_adapters(self, adapters: Mapping[str, LoadedAdapter]) -> None:
+        """Do nothing, because `load_adapter` refuses every adapter."""
 
     def close(self) -> None:
         """Stop vLLM. Call no other method afterwards."""

@@ -12,7 +12,7 @@ from mars_ray.vllm.architectures import ARCHITECTURE_OF
 from mars_ray.vllm.settings import VllmSettings
 from mars_ray.vllm.start_checks import check_version
 
-OURS = ("max_kv_tokens", "quantize", "rehearse")
+OURS = ("max_kv_tokens", "quantize", "rehearse", "adapter_memory_gib")
 """Options that only the engine `mars` has. None leaves each unset."""
 
 

@@ -18,6 +18,9 @@ const FIGURES = {
   queue: ["waiting", short],
 };
 const heatMap = new HeatMap($("heat"), (replica, unix_s, shown) => ($("heat-says").textContent = `${replica} at ${clock(unix_s)}: ${shown}`));
+// The model whose controller the page shows; none means the main model.
+const MODEL = new URLSearchParams(location.search).get("model");
+const OF_MODEL = MODEL === null ? {} : { model: MODEL };
 let frames = [];
 let now = null;
 let controller = null;
@@ -40,6 +43,7 @@ export function take(event) {
   if (event.now) {
     now = event.now;
     say(`Updated at ${clock(now.unix_s)}.`);
+    listModels(now.models);
   }
   if (waiting) return undefined;
   waiting = true; // draw only once for events that arrive together
@@ -123,6 +127,17 @@ function classes() {
   $("demand").textContent = top ? `Demand is ${top.demand.toFixed(2)} times the capacity of the cluster at threshold ${short(top.threshold)}.` : "";
 }
 
+// Links to the pages of the endpoint's models, the main one first.
+function listModels(models) {
+  $("models").hidden = models.length < 2;
+  $("models").replaceChildren(...models.map((name, index) => {
+    const link = make("a", "", name);
+    link.href = index ? `?${new URLSearchParams({ model: name })}` : "?";
+    if (name === (MODEL ?? models[0])) link.setAttribute("aria-current", "page");
+    return link;
+  }));
+}
+
 function buttons(row) {
   const set = make("button", "", "Set");
   set.setAttribute("aria-label", `Set the threshold of class ${row.name}`);
@@ -131,7 +146,7 @@ function buttons(row) {
   const clear = make("button", "", "Clear");
   clear.setAttribute("aria-label", `Clear the threshold of class ${row.name}`);
   clear.addEventListener("click", () => confirmed(`Let the policy choose the threshold of class ${row.name} again?`, () =>
-    call(`control/threshold?service_class=${encodeURIComponent(row.name)}`, { method: "DELETE" })));
+    call(`control/threshold?${new URLSearchParams({ ...OF_MODEL, service_class: row.name })}`, { method: "DELETE" })));
   return [set, " ", clear];
 }
 
@@ -145,7 +160,7 @@ function openOverride(row) {
     const lasting = minutes ? `for ${minutes} minutes` : "until it is cleared";
     confirmed(`Set the threshold of class ${row.name} to ${threshold} ${lasting}? Until then the policy has no effect on it.`, () =>
       call("control/threshold", {
-        method: "PUT", body: { threshold, service_class: row.name, seconds: minutes ? 60 * minutes : null },
+        method: "PUT", body: { ...OF_MODEL, threshold, service_class: row.name, seconds: minutes ? 60 * minutes : null },
       }));
   };
   $("override").returnValue = "";
@@ -259,7 +274,7 @@ function jobs() {
 async function follow() {
   for (;;) {
     try {
-      const position = new URLSearchParams(now ? { controller, after: now.after } : {});
+      const position = new URLSearchParams({ ...OF_MODEL, ...(now ? { controller, after: now.after } : {}) });
       for await (const data of events(await call(`control/live?${position}`))) take(JSON.parse(data));
     } catch (error) {
       say(`${error.message} Trying again.`, true);

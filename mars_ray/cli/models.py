@@ -1,0 +1,143 @@
+"""The commands `mars-ray models ...`, which change the models and adapters of a running endpoint."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mars_ray.cli.control import URL, WIDTH, ApiKey, Url, seconds_of, send_request
+from mars_ray.cli.shared import print_line
+from mars_ray.errors import ConfigError, RunError
+from mars_ray.serve.deploy.deploy_file import read_settings
+
+models_app = typer.Typer(help="Add, list and remove models and adapters of a running endpoint.", no_args_is_help=True)
+
+PATH = "/admin/models"
+POLL_SECONDS = 1.0
+
+Name = Annotated[str, typer.Argument(help="Name under which callers request it.")]
+Account = Annotated[
+    list[str] | None,
+    typer.Option("--account", help="Account that may use it, as often as needed. Default: all accounts."),
+]
+Wait = Annotated[bool, typer.Option(help="Wait until the endpoint is ready to answer requests for it.")]
+
+
+@models_app.command("list")
+def list_models(url: Url = URL, api_key: ApiKey = None) -> None:
+    """List the models with their states, versions and adapters."""
+    table = Table()
+    for column in ("model", "state", "version", "adapters", "accounts", "notes"):
+        table.add_column(column, overflow="fold")
+    for model in send_request("GET", url, api_key, PATH)["data"]:
+        new = f", new: {model['new_version']}" if model["new_version"] else ""
+        accounts = "; ".join(f"{name}: {', '.join(allowed)}" for name, allowed in model["access"].items())
+        names = ", ".join([model["name"], *model["served_names"]])
+        version = f"{model['version'] or 'deployed'}{new}"
+        table.add_row(names, model["state"], version, ", ".join(model["adapters"]), accounts or "all", model["reason"])
+    (Console() if sys.stdout.isatty() else Console(width=WIDTH)).print(table)
+
+
+@models_app.command()
+def add(
+    name: Name,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder, URL or name on a hub. Folders must exist on the machine where the endpoint runs."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with the fields of an entry of `models` in a serve config.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads per engine, and CPUs that it reserves.")] = None,
+    sleep_after: Annotated[
+        str | None, typer.Option(help="Time without a request after which its engines end, such as 10m.")
+    ] = None,
+    account: Account = None,
+    share: Annotated[
+        float, typer.Option(help="Share of requests that a new version answers until it is promoted or taken back.")
+    ] = 1.0,
+    samples: Annotated[int, typer.Option(help="Number of answers of each version to compare at least.")] = 100,
+    tolerance: Annotated[
+        float, typer.Option(help="Agreement with the present version that the new one may lose, as a share of tokens.")
+    ] = 0.02,
+    wait: Wait = True,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Add a model, or a new version of one that the endpoint has."""
+    settings = {} if config is None else read_settings(config, "It has the fields of an entry of `models`.")
+    if model is not None:
+        settings["model"] = _absolute(model)
+    if "model" not in settings:
+        raise ConfigError("give the model, as an argument or as `model` in --config.")
+    if threads is not None:
+        settings["engine"] = settings.get("engine", {}) | {"threads": threads}
+    if sleep_after is not None:
+        settings["sleep_after_s"] = seconds_of(sleep_after, "--sleep-after")
+    if account:
+        settings["access"] = settings.get("access", {}) | {name: account}
+    canary = {"share": share, "samples": samples, "tolerance": tolerance}
+    body = {"name": name, "settings": settings, "canary": canary}
+    _report(name, send_request("POST", url, api_key, PATH, json=body), url, api_key, wait=wait, at_once=share == 1)
+
+
+@models_app.command("add-adapter")
+def add_adapter(
+    name: Name,
+    folder: Annotated[str, typer.Argument(help="Folder, URL or name on a hub of the adapter.")],
+    model: Annotated[str | None, typer.Option(help="Model that it was trained for. Default: the main model.")] = None,
+    account: Account = None,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Add an adapter to a model, or replace it. Engines load it while they run."""
+    body = {"name": name, "folder": _absolute(folder), "model": model, "accounts": account}
+    send_request("POST", url, api_key, "/admin/adapters", json=body)
+    print_line(f"added the adapter {name!r}. Gateways offer it within 2 s.")
+
+
+@models_app.command()
+def promote(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Let the new version of a model answer all requests."""
+    send_request("POST", url, api_key, f"{PATH}/promote/{name}")
+    print_line(f"the new version of {name!r} takes over.")
+
+
+@models_app.command("take-back")
+def take_back(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Drop the new version of a model."""
+    send_request("POST", url, api_key, f"{PATH}/take_back/{name}")
+    print_line(f"dropped the new version of {name!r}.")
+
+
+@models_app.command()
+def remove(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Remove a model or an adapter. Requests that run may finish."""
+    send_request("DELETE", url, api_key, f"{PATH}/{name}")
+    print_line(f"removed {name!r}.")
+
+
+def _report(name: str, answer: Any, url: str, api_key: str | None, *, wait: bool, at_once: bool) -> None:
+    """Wait until a model has the version that was just added, and say so. Raises `RunError` if the version fails."""
+    [model] = [each for each in answer["data"] if each["name"] == name]
+    added = model["new_version"] or model["version"]
+    print_line(f"added version {added} of {name!r}.")
+    while wait and (model["state"] in ("loading", "asleep") or (at_once and model["new_version"] == added)):
+        time.sleep(POLL_SECONDS)
+        [model] = [each for each in send_request("GET", url, api_key, PATH)["data"] if each["name"] == name]
+    if model["state"] == "failed":
+        raise RunError(f"{name!r} cannot be served: {model['reason']}. Remove it, or add a version that can.")
+    if wait and added not in (model["version"], model["new_version"]):
+        raise RunError(f"{model['reason']}. Version {model['version']} of {name!r} answers as before.")
+    if wait:
+        print_line(f"{name!r} is ready.")
+
+
+def _absolute(name: str) -> str:
+    """Return an absolute path if `name` is a folder or a file here; the endpoint may run in another working folder."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if ("/" in name or "." in name) and path.exists() else name

@@ -1,0 +1,42 @@
+"""The batch job that the replicas of a controller work on, as its driver reports it.
+
+In:    the work that is left, and whether workers pause.
+Out:   the state of the job.
+Never: counts work that its driver no longer reports, because nobody does that work.
+"""
+
+from dataclasses import replace
+
+from mars_ray.control.cluster_load import Backlog, BatchJobState
+from mars_ray.control.core.replica_registry import ReplicaRegistry
+
+BACKLOG_S = 15.0
+"""Seconds after which a backlog that its driver has not renewed no longer counts. Drivers report once a second."""
+
+
+class BatchJob:
+    """The batch job that the replicas of a controller work on, if there is one."""
+
+    def __init__(self) -> None:
+        self._backlog: Backlog | None = None
+        self._updated_s = 0.0
+        self.paused = False
+        """Whether workers must not take new rows."""
+
+    def update(self, backlog: Backlog, now_s: float, *, paused: bool) -> None:
+        """Store the driver's latest report. `paused` holds until the next one, the backlog for up to `BACKLOG_S`."""
+        self._backlog = backlog
+        self._updated_s = now_s
+        self.paused = paused
+
+    def state(self, replicas: ReplicaRegistry, now_s: float) -> BatchJobState | None:
+        """Return the current state of the job; None if there is no job, no driver that reports it, or no worker."""
+        if self._backlog is None or now_s - self._updated_s > BACKLOG_S or not len(replicas):
+            return None
+        left_s = self._backlog.seconds
+        thresholds = replicas.thresholds()
+        return BatchJobState(
+            backlog=replace(self._backlog, seconds=None if left_s is None else left_s - (now_s - self._updated_s)),
+            threshold=sum(thresholds) / len(thresholds),
+            tokens_s=replicas.tokens_s(),
+        )

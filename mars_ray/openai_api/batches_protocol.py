@@ -1,0 +1,97 @@
+"""Files and batches of OpenAI's API: request bodies, completion windows, and the objects in answers.
+
+In:    request bodies.
+Out:   checked bodies; lists of OpenAI's objects.
+Never: accepts a window that the runner cannot keep a deadline for.
+
+Source of the format: OpenAI API reference, "Files" and "Batch".
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Generic, Literal, TypeVar
+
+from openai.types.batch import Batch
+from openai.types.file_object import FileObject
+from pydantic import BaseModel, Field, StringConstraints, field_validator
+
+from mars_ray.openai_api.request_body import RequestBody
+
+BATCH_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""Routes that the rows of a batch may call."""
+METADATA_PAIRS = 16
+WINDOW_S = {"m": 60, "h": 3600}
+WINDOW_MIN_S, WINDOW_MAX_S = 60, 7 * 24 * 3600
+"""Shortest and longest completion window, in seconds."""
+_WINDOW = re.compile(r"([1-9][0-9]{0,4})([mh])")
+
+T = TypeVar("T", FileObject, Batch)
+
+
+class ExpiresAfter(RequestBody):
+    """Time after which a file is deleted."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=30 * 24 * 3600)
+
+
+class BatchRequest(RequestBody):
+    """Body of `POST /v1/batches`."""
+
+    input_file_id: str = Field(max_length=128)
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: str = Field(max_length=16)
+    """Minutes or hours, such as "30m" or "24h"."""
+    metadata: (
+        dict[
+            Annotated[str, StringConstraints(max_length=64)],
+            Annotated[str, StringConstraints(max_length=512)],
+        ]
+        | None
+    ) = Field(None, max_length=METADATA_PAIRS)
+    output_expires_after: ExpiresAfter | None = None
+
+    @field_validator("completion_window")
+    @classmethod
+    def _window(cls, window: str) -> str:
+        window_seconds(window)
+        return window
+
+
+class ObjectPage(BaseModel, Generic[T]):
+    """One page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(BaseModel):
+    """Response to the deletion of a file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+def window_seconds(window: str) -> int:
+    """Return the seconds of a completion window such as "24h". Raises `ValueError`."""
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * WINDOW_S[match[2]] if match else 0
+    if not WINDOW_MIN_S <= seconds <= WINDOW_MAX_S:
+        raise ValueError(
+            f"completion_window must be minutes or hours from 1m to 168h, such as 30m or 24h, not {window!r}"
+        )
+    return seconds
+
+
+def object_page(objects: Sequence[T], *, has_more: bool) -> ObjectPage[T]:
+    """Return a page that holds `objects`."""
+    return ObjectPage(
+        data=list(objects),
+        first_id=objects[0].id if objects else None,
+        last_id=objects[-1].id if objects else None,
+        has_more=has_more,
+    )

@@ -1,0 +1,122 @@
+"""Settings that each model of an endpoint has of its own.
+
+In:    the parsed YAML.
+Out:   frozen settings; unknown names and impossible values raise errors when they are read.
+Never: repeats a setting that Ray Serve has for the deployments of a config file.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.dataclasses import dataclass
+
+from mars_ray.control.control_settings import ControlPlan, ControlSettings
+from mars_ray.engine.mode import DEFAULT_THRESHOLD
+from mars_ray.engine.options import AtLeastOne, EngineTuning
+from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
+from mars_ray.machines.registry import step_model
+from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.openai_api.call_format import ReasoningParserName, ToolParserName
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class EngineConfig(EngineTuning):
+    """Engine settings of each replica."""
+
+    max_waiting_seqs: AtLeastOne = 64
+    """Maximum number of sequences that wait in a replica."""
+    threads: AtLeastOne | None = None
+    """Number of threads that run a step on a CPU, and of CPUs that the replica reserves in Ray. None means the number
+    of CPUs that the deployment reserves for a replica, at least 1. On a single machine, `mars-ray serve` divides the
+    CPUs among the engines."""
+    dtype: DtypeOrAuto = "auto"
+    """`auto` means bfloat16 for large 16-bit checkpoints on machines with fast bfloat16, and float32 otherwise."""
+    price_per_hour: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Price of one replica for an hour, in any currency, from which prices per million tokens follow. None means the
+    price of the GPU that `rehearse` names, and no price without `rehearse`."""
+
+    @property
+    def replica_price(self) -> float | None:
+        """Price of one replica for an hour, set or taken from the rehearsed GPU; None if there is neither."""
+        if self.price_per_hour is not None or self.rehearse is None:
+            return self.price_per_hour
+        return step_model(self.rehearse).gpu.dollars_per_hour
+
+
+class ModelSettings(BaseModel):
+    """Settings of one model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = "bundled"
+    """'bundled', 'smollm2', a URL, a name on a hub, or a folder or .gguf file on the node that builds the application.
+    The other nodes fetch the folder or file from there."""
+    adapter: str | None = None
+    """Adapter trained for the model: 'smollm2' (part of the package), a folder, a URL, or a name on a hub."""
+    adapters: dict[str, str] = {}
+    """Further adapters, keyed by name. Callers select an adapter as a model, by this name."""
+    served_model_names: tuple[str, ...] = ()
+    """Further names under which callers may request the model. Answers carry the name that was requested."""
+    access: dict[str, tuple[str, ...]] = {}
+    """Accounts that may use the model or an adapter, keyed by its name. For other accounts it does not exist. Names
+    without an entry are open to all callers."""
+    mode: Literal["ar", "threshold", "exact"] = "threshold"
+    """Mode of requests that do not set one. 'exact' returns the same answers as 'ar', but faster."""
+    threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
+    """Threshold of requests that do not set one. Under load, the controller lowers it. At 1, drafts are verified, so
+    answers equal those of decoding one token at a time."""
+    classes: tuple[ServiceClass, ...] = (ServiceClass(), ServiceClass(name=BATCH_CLASS, priority=-1, share=0.25))
+    """Classes of service. A key may name its class; keys without one belong to the first class. Requests with
+    `service_tier: flex` belong to the class `batch` if it exists."""
+    tool_call_parser: ToolParserName | None = None
+    """Format of the model's tool calls. None finds it in the chat template. If the template renders no tools, a system
+    message describes them."""
+    reasoning_parser: ReasoningParserName | None = None
+    """Format of the model's reasoning, which becomes `reasoning_content`. None finds it in the chat template."""
+    control: ControlSettings = ControlSettings()
+    """Settings for adapting thresholds to the load."""
+    engine: EngineConfig = EngineConfig()
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _engine_by_name(cls, engine: Any) -> Any:
+        return engine_fields(engine)
+
+    @model_validator(mode="after")
+    def _classes_make_sense(self) -> Self:
+        if len({service_class.name for service_class in self.classes}) < max(1, len(self.classes)):
+            raise ValueError("name at least one class of service, and each only once")
+        ControlPlan(ceiling=self.threshold, classes=self.classes)
+        return self
+
+    def names(self, name: str) -> list[str]:
+        """Return the names that callers may request: of the model, which is called `name`, and of its adapters."""
+        return [name, *self.served_model_names, *self.adapters]
+
+
+class AddedModel(ModelSettings):
+    """Settings of a further model of an endpoint, whose engines start and end while the endpoint runs."""
+
+    model: str
+    """As for the main model. Classes of service that are left out are those of the endpoint."""
+    min_replicas: int = Field(1, ge=1, le=1000)
+    """Number of engines while the model is awake."""
+    max_replicas: int | None = Field(None, ge=1, le=1000)
+    """Maximum number of engines under load; None means `min_replicas`."""
+    sleep_after_s: float | None = Field(None, gt=0)
+    """Seconds without a request after which the engines end. The next request starts them again. None means that only
+    `models_memory_gib` ends them."""
+    ray_actor_options: dict[str, Any] = {}
+    """Resources of each engine in Ray, such as `{num_gpus: 1}`. By default an engine reserves as many CPUs as
+    `engine.threads` says, and none without that setting, because the main model may have them all."""
+
+    @model_validator(mode="after")
+    def _replicas_make_sense(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}, below min_replicas, {self.min_replicas}")
+        return self
+
+
+def engine_fields(engine: Any) -> Any:
+    """Return the fields of `EngineConfig` for `engine`, which may also be the name of an engine alone."""
+    return {"engine": engine} if isinstance(engine, str) else engine

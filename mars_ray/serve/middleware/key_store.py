@@ -1,0 +1,268 @@
+"""The store of keys and accounts: changes while endpoints run, and the keys in force in a gateway.
+
+In:    changes by operators, from the command line and from gateways; the keys that callers present.
+Out:   a new key, shown once; the keys in force, which follow the store within about a second.
+Never: loses one of two changes made at once, or stops serving because the store becomes invalid or unreachable after
+       the start: the last valid keys stay in force.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from mars_ray.errors import ConfigError, DataError, OutputError
+from mars_ray.serve.middleware.api_keys import (
+    Account,
+    Form,
+    Key,
+    KeyTable,
+    digest,
+    new_secret,
+    parse_entry,
+    parse_keys,
+    utc_now,
+)
+from mars_ray.storage.audit_log import AuditLog
+from mars_ray.storage.document import Document, FileDocument, Version, VersionedDocument
+from mars_ray.storage.location import locate
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+"""Seconds after which a gateway checks the store. A revoked key works for up to this long."""
+WAIT_SECONDS = 1.0
+"""Seconds that requests wait for a check before they go on with the keys read earlier."""
+ATTEMPTS = 50
+"""Attempts to make a change while others change the store too."""
+KeyPlace = Path | Literal["storage"]
+"""File of keys, or `storage` for keys below `accounts` in the storage of the endpoint."""
+
+
+def audit_folder(storage: str | None) -> str | None:
+    """Return the folder or URL of the audit log in the storage of an endpoint; None without a storage."""
+    return None if storage is None else str(locate(storage) / "accounts" / "audit")
+
+
+def open_audit_log(storage: str | None) -> AuditLog:
+    """Return the log of operators' acts in a storage; None means that they go to the process's log only."""
+    folder = audit_folder(storage)
+    return AuditLog(None if folder is None else locate(folder))
+
+
+def open_key_store(keys: KeyPlace, storage: str | None, audit: AuditLog | None = None) -> "KeyStore":
+    """Return the store of keys in a file or in a storage. Raises `ConfigError` for a URL that cannot be used."""
+    audit = audit or open_audit_log(storage)
+    if keys != "storage":
+        return KeyStore(FileDocument(Path(keys)), "yaml", audit)
+    if storage is None:
+        raise ConfigError("keys are in the storage, but no storage is set. Set `storage`, or name a file of keys.")
+    return KeyStore(VersionedDocument(locate(storage) / "accounts" / "keys"), "json", audit)
+
+
+class KeyStore:
+    """Keys and accounts in a document. `by` names who makes a change, as in `AuditEvent`.
+
+    All methods raise `DataError` if the document is invalid or cannot be read, and changes raise `OutputError` if it
+    cannot be written. Then nothing was changed.
+    """
+
+    def __init__(self, document: Document, form: Form, audit: AuditLog, now: Callable[[], datetime] = utc_now) -> None:
+        self._document = document
+        self._form = form
+        self._audit = audit
+        self.now = now
+
+    @property
+    def name(self) -> str:
+        """Path or URL of the document."""
+        return self._document.name
+
+    def version(self) -> Version | None:
+        """Return the newest version; None if there are no keys yet."""
+        return self._document.version()
+
+    def read(self) -> KeyTable:
+        """Return the newest keys and accounts."""
+        version, data = self._document.read()
+        if version is None:
+            raise DataError(f"{self.name} does not exist. Add a first key to create it, or name another place.")
+        return parse_keys(self.name, data, self._form)
+
+    def add(self, by: str, **fields: Any) -> str:
+        """Add a key with these fields of `Key`, and return the key itself, which is not stored.
+
+        Raises `ConfigError` for an invalid field, a name that is taken, or a moment in the past.
+        """
+        secret = new_secret()
+        key = parse_entry(Key, fields | {"sha256": digest(secret), "created": self.now().date()}, "the new key")
+        self._check_future(key)
+        self._change(lambda table: table.with_new_key(key))
+        self._audit.record(by, "key.added", key.name, details=_shown(key))
+        return secret
+
+    def update(self, by: str, name: str, **fields: Any) -> Key:
+        """Change fields of a key, and return the key. Raises `UnknownNameError`, and `ConfigError` for a bad field."""
+
+        def changed(table: KeyTable) -> KeyTable:
+            old = table.key(name)
+            kept = {field: getattr(old, field) for field in old.model_fields_set}
+            key = parse_entry(Key, kept | fields, f"key {name!r}")
+            if key.expires != old.expires:
+                self._check_future(key)
+            return table.with_key(key)
+
+        key = self._change(changed).key(name)
+        self._audit.record(by, "key.changed", name, details=_shown(key))
+        return key
+
+    def rotate(self, by: str, name: str, grace_s: float) -> str:
+        """Give a key a new secret and return it. The old secret stays valid for `grace_s` seconds.
+
+        A secret that an earlier rotation replaced ends now. Raises `UnknownNameError`.
+        """
+        secret = new_secret()
+        ends = self._after(grace_s)
+
+        def rotated(table: KeyTable) -> KeyTable:
+            old = table.key(name)
+            new = {"sha256": digest(secret), "old_sha256": old.sha256, "old_expires": ends}
+            return table.with_key(old.model_copy(update=new))
+
+        self._change(rotated)
+        self._audit.record(by, "key.rotated", name, details={"old_expires": ends.isoformat()})
+        return secret
+
+    def remove(self, by: str, name: str) -> None:
+        """Remove a key; gateways refuse it from their next check. Raises `UnknownNameError`."""
+        self._change(lambda table: table.without_key(name))
+        self._audit.record(by, "key.removed", name)
+
+    def set_account(self, by: str, **fields: Any) -> Account:
+        """Add an account with these fields of `Account`, or replace its entry. Raises `ConfigError` for a bad field."""
+        account = parse_entry(Account, fields, "the account")
+        self._change(lambda table: table.with_account(account))
+        self._audit.record(by, "account.set", account.name, details=_shown(account))
+        return account
+
+    def remove_account(self, by: str, name: str) -> None:
+        """Remove the entry of an account, whose keys stay valid. Raises `UnknownNameError` if it has none."""
+        self._change(lambda table: table.without_account(name))
+        self._audit.record(by, "account.removed", name)
+
+    def _change(self, change: Callable[[KeyTable], KeyTable]) -> KeyTable:
+        for _ in range(ATTEMPTS):
+            version, data = self._document.read()
+            table = KeyTable(self.name) if version is None else parse_keys(self.name, data, self._form)
+            changed = change(table)
+            if self._document.swap(version, changed.to_bytes(self._form)):
+                return changed
+        raise OutputError(f"{self.name} was changed by others {ATTEMPTS} times meanwhile. Try again.")
+
+    def _check_future(self, key: Key) -> None:
+        if key.expires is not None and key.expires <= self.now():
+            raise ConfigError(f"expires is {key.expires.isoformat()}, which is past. Give a later moment.")
+
+    def _after(self, seconds: float) -> datetime:
+        try:
+            return self.now() + timedelta(seconds=seconds)
+        except OverflowError:
+            raise ConfigError(f"the grace time is {seconds:g} s, too long for a date. Give a shorter one.") from None
+
+
+def _shown(entry: Key | Account) -> dict[str, Any]:
+    """Return the fields of an entry for the audit log: no hashes."""
+    hidden = {"name", "created", "sha256", "old_sha256"}
+    return entry.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
+
+
+class LiveKeys:
+    """The keys in force in a gateway. Raises `DataError` if the store cannot be used at the start.
+
+    `classes` are the classes of service of the endpoint; None allows all names. At the start an entry with another
+    class is a `ConfigError`, and later only this entry is refused. Use it on one event loop.
+    """
+
+    def __init__(
+        self,
+        store: KeyStore,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        classes: Collection[str] | None = None,
+    ) -> None:
+        self.store = store
+        self._classes = classes
+        self._clock = clock
+        self._checked_at = clock()
+        self._loaded = store.version()
+        self._table = store.read()
+        self._check_classes()
+        self._complaint: str | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
+        self._check: asyncio.Task[None] | None = None
+        self._hangs = False
+
+    @property
+    def table(self) -> KeyTable:
+        """The keys and accounts of the last check."""
+        return self._table
+
+    def now(self) -> datetime:
+        """Return the time of day, by which keys expire."""
+        return self.store.now()
+
+    def expire(self) -> None:
+        """Let the next caller wait for a check, because the store has changed."""
+        self._checked_at = -math.inf
+
+    async def refresh(self) -> None:
+        """Check the store if the last check is old. At most one check runs, however many callers wait.
+
+        It has a thread of its own, because slow calls of a caller may fill the threads that others share.
+        """
+        age_s = self._clock() - self._checked_at
+        if self._check is None and not 0 <= age_s < CHECK_SECONDS / 2:
+            self._check = asyncio.create_task(self._check_once())
+        if self._check is not None and not 0 <= age_s < CHECK_SECONDS and not self._hangs:
+            done, _ = await asyncio.wait([self._check], timeout=WAIT_SECONDS)
+            if not done and not self._hangs:
+                self._hangs = True
+                log.error("%s does not answer. The keys read earlier stay in force.", self.store.name)
+
+    async def _check_once(self) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.check)
+        except Exception:
+            log.exception("the keys cannot be checked; the keys read earlier stay in force")
+        finally:
+            self._checked_at = self._clock()
+            self._check = None
+            self._hangs = False
+
+    def check(self) -> None:
+        """Load the keys if they have changed. While they are invalid or missing, the last valid keys stay in force."""
+        # If reading fails, retry at every check, because a read can fail although the store is valid.
+        try:
+            # Take the version before reading: if the keys change in between, the next check reads again.
+            version = self.store.version()
+            if version is None or version != self._loaded:
+                self._table = self.store.read()
+                self._loaded = version
+                self._check_classes()
+                log.info("read %d keys from %s", len(self._table.keys), self.store.name)
+            self._complaint = None
+        except ConfigError as error:
+            log.error("%s Its requests are refused.", error)
+        except DataError as error:
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                log.error("%s The keys read earlier stay in force.", error)
+
+    def _check_classes(self) -> None:
+        if self._classes is not None:
+            self._table.check_classes(self._classes)

@@ -1,0 +1,57 @@
+"""What a gateway knows of the models of its endpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mars_ray.serve.deploy.serve_config import ServeConfig
+
+ModelState = Literal["ready", "loading", "asleep", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedVersion:
+    """A version of a model whose engines run."""
+
+    number: int
+    application: str
+    """Name of the Serve application of its engines."""
+    config: ServeConfig
+    """Settings of an endpoint that has this model alone."""
+    share: float
+    """Share of the model's requests that this version answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A further model of an endpoint."""
+
+    name: str
+    served_names: tuple[str, ...]
+    state: ModelState
+    reason: str = ""
+    """Why the model is not ready, or what became of its last new version."""
+    number: int
+    """Number of the present version."""
+    new_number: int | None = None
+    """Number of the new version beside it."""
+    versions: tuple[ServedVersion, ...] = ()
+    """Versions that can answer, the present one first; empty unless the model is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """All models and adapters of an endpoint at one moment."""
+
+    revision: int = 0
+    """Rises with every change; 0 before the first directory has come."""
+    models: tuple[ServedModel, ...] = ()
+    adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the adapters of each model, the main one included."""
+    access: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Accounts that may use a model or an adapter, by name. Names without an entry are open to all."""
+
+    def allows(self, name: str, account: str) -> bool:
+        """Return whether an account may use a model or an adapter."""
+        allowed = self.access.get(name)
+        return allowed is None or account in allowed

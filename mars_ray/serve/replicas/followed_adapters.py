@@ -1,0 +1,86 @@
+"""The adapters of an engine as they are wanted elsewhere, which is where operators change them.
+
+In:    a function that reads the names and folders of the wanted adapters.
+Out:   the adapters that can be used, set in the engine.
+Never: stops an engine because of an adapter that cannot be used, or refuses an adapter that was wanted a moment ago.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mars_ray.adapter.card import resolve_adapters
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.errors import AdapterError, MarsRayError
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+
+
+class FollowedAdapters:
+    """Follows the adapters that `read` returns; None means that nobody has said yet which are wanted."""
+
+    def __init__(self, engine: AsyncEngine, read: Callable[[], Mapping[str, str] | None]) -> None:
+        self._engine = engine
+        self._read = read
+        self._last: Mapping[str, str] | None = None
+        self._refreshing = asyncio.Lock()
+        self.problems: dict[str, str] = {}
+        """Reason for each adapter that could not be set; the key "" is for all of them."""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except Exception:
+                log.exception("the wanted adapters cannot be read")
+            await asyncio.sleep(EVERY_S)
+
+    async def look_up(self, name: str | None) -> None:
+        """Read the wanted adapters now if the engine has no adapter of this name."""
+        if name is not None and name not in self._engine.adapters:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Set the wanted adapters. One that cannot be used keeps the folder that it had, or is left out."""
+        async with self._refreshing:
+            wanted = await asyncio.to_thread(self._read)
+            if wanted is None or wanted == self._last:
+                return
+            self.problems = {}
+            try:
+                await self._set(wanted)
+            except MarsRayError as error:
+                self.problems[""] = str(error)
+            self._last = wanted
+            for problem in self.problems.values():
+                log.error("%s", problem)
+
+    async def _set(self, adapters: Mapping[str, str]) -> None:
+        folders: dict[str, Path] = {}
+        for name, value in adapters.items():
+            try:
+                found = await asyncio.to_thread(resolve_adapters, None, {name: value})
+                folders[name] = found[name]
+            except AdapterError as error:
+                self._keep(name, error, folders)
+        while True:
+            try:
+                await self._engine.set_adapters(folders)
+            except AdapterError as error:
+                if error.adapter is None:
+                    raise
+                self._keep(error.adapter, error, folders)
+            else:
+                return
+
+    def _keep(self, name: str, problem: AdapterError, folders: dict[str, Path]) -> None:
+        """Give an adapter that cannot be used the folder that it had, unless that one cannot be used either."""
+        folders.pop(name, None)
+        before = self._engine.adapters.get(name)
+        if before is not None and name not in self.problems:
+            folders[name] = before
+        self.problems[name] = str(problem)

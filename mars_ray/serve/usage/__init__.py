@@ -1,0 +1,1 @@
+"""Usage of keys and accounts: limits at admission, exact counts, reports."""

@@ -1,0 +1,75 @@
+"""Batches on an endpoint: they cost callers no quality and add no replica, unless their deadline needs it."""
+
+import pytest
+
+from mars_ray.control.cluster_load import Backlog
+from mars_ray.control.control_settings import PolicyName
+from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.status import ClassStatus
+from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
+from mars_ray.engine.stats.state import ClassState
+from tests.control.control_samples import class_state, plan_of, report, requests_at
+from tests.factories.clock import Clock
+
+CLASSES = (ServiceClass(floor=0.5), ServiceClass(name=BATCH_CLASS, priority=-1, floor=0.5))
+POLICIES: list[PolicyName] = ["load", "capacity"]
+
+
+def state_of(name: str, threshold: float, share: float, second: int, waiting: int) -> ClassState:
+    """Return the state of a class whose requests take a share of one replica's time."""
+    arrived = round(share * requests_at(1.0) * second)
+    return class_state(
+        name,
+        threshold=threshold,
+        running=1,
+        waiting=waiting,
+        arrived=arrived,
+        prompt_tokens=20 * arrived,
+        ended=arrived,
+        tokens=64 * arrived,
+    )
+
+
+def run(policy: PolicyName, backlog: Backlog | None) -> tuple[int, list[ClassStatus]]:
+    """Return the desired replicas and the classes after a minute in which callers take 0.3 of a replica, and rows
+    arrive as fast as three replicas would answer them."""
+    clock = Clock()
+    controller = Controller(plan_of(*CLASSES, policy=policy), clock=clock, unix_clock=clock)
+    thresholds = {"standard": 0.95, BATCH_CLASS: 0.95}
+    for second in range(60):
+        if backlog is not None:
+            controller.update_backlog(backlog, paused=False)
+        callers = state_of("standard", thresholds["standard"], 0.3, second, waiting=0)
+        rows = state_of(BATCH_CLASS, thresholds[BATCH_CLASS], 3.0, second, waiting=12)
+        thresholds = dict(controller.handle_report(report(second + 1, clock.now_s, callers, rows)).thresholds)
+        clock.now_s += 1
+    status = controller.status()
+    return status.desired_replicas, list(status.classes)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rows_beyond_the_capacity_lower_nothing_and_add_no_replica_while_the_deadline_is_far(
+    policy: PolicyName,
+) -> None:
+    replicas, classes = run(policy, Backlog(tokens=1e6, seconds=1e6))
+    assert (replicas, [each.threshold for each in classes]) == (1, [0.95, 0.95])
+    assert run(policy, Backlog(tokens=1e6, seconds=None))[0] == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_batches_that_would_be_late_get_their_floor_and_replicas_and_callers_keep_their_threshold(
+    policy: PolicyName,
+) -> None:
+    replicas, classes = run(policy, Backlog(tokens=1e6, seconds=60.0))
+    assert replicas > 1
+    assert [each.threshold for each in classes] == [0.95, 0.5]
+    assert "late" in classes[1].reason
+
+
+def test_the_policy_fixed_lowers_nothing_for_batches() -> None:
+    _, classes = run("fixed", Backlog(tokens=1e6, seconds=60.0))
+    assert [each.threshold for each in classes] == [0.95, 0.95]
+
+
+def test_without_batches_the_class_follows_its_own_requests() -> None:
+    assert run("capacity", None)[0] > 1

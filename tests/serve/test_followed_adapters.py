@@ -1,0 +1,86 @@
+"""The adapters of an engine follow what is wanted, as far as they can be used."""
+
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.model.checkpoint import Checkpoint
+from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
+from tests.factories.engine import engine_of, in_loop, serving
+from tests.serve.adapter_samples import saved_adapter
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    place = tmp_path_factory.mktemp("adapters")
+    return [saved_adapter(place / str(rank), rank) for rank in (3, 8)]
+
+
+class Followed:
+    """An engine that follows `wanted`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.wanted: Mapping[str, str] | None = None
+        self.adapters = FollowedAdapters(engine, lambda: self.wanted)
+        self._engine = engine
+
+    async def follow(self, wanted: Mapping[str, str] | None) -> dict[str, str]:
+        """Return the folders of the engine's adapters once it follows."""
+        self.wanted = wanted
+        await self.adapters.refresh()
+        return {name: str(folder) for name, folder in self._engine.adapters.items()}
+
+
+@asynccontextmanager
+async def followed(checkpoint: Checkpoint) -> AsyncIterator[Followed]:
+    async with serving(engine_of(checkpoint)) as front:
+        yield Followed(front)
+
+
+def test_the_engine_has_exactly_the_wanted_adapters(bundled: Checkpoint, folders: list[str]) -> None:
+    async def test() -> None:
+        async with followed(bundled) as engine:
+            for wanted in ({"a": folders[0]}, {"a": folders[1], "b": folders[0]}, {"b": folders[0]}, {}):
+                assert await engine.follow(wanted) == wanted
+            assert await engine.follow({"a": folders[0]}) == {"a": folders[0]}
+            assert await engine.follow(None) == {"a": folders[0]}, "nobody says what is wanted"
+            assert engine.adapters.problems == {}
+
+    in_loop(test)
+
+
+def test_a_request_for_an_adapter_that_was_just_added_finds_it(bundled: Checkpoint, folders: list[str]) -> None:
+    async def test() -> None:
+        async with followed(bundled) as engine:
+            engine.wanted = {"a": folders[0]}
+            await engine.adapters.look_up(None)
+            assert engine._engine.adapters == {}
+            await engine.adapters.look_up("a")
+            assert set(engine._engine.adapters) == {"a"}
+
+    in_loop(test)
+
+
+def test_an_adapter_that_cannot_be_used_keeps_its_last_version_and_the_others_are_set(
+    bundled: Checkpoint, folders: list[str], tmp_path: Path
+) -> None:
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(folders[0], spoilt)
+    (spoilt / "adapter_model.safetensors").unlink()
+
+    async def test() -> None:
+        async with followed(bundled) as engine:
+            await engine.follow({"a": folders[0]})
+            wanted = {"a": str(spoilt), "b": folders[1], "c": str(tmp_path / "missing"), "d": str(spoilt)}
+            assert await engine.follow(wanted) == {"a": folders[0], "b": folders[1]}
+            problems = engine.adapters.problems
+            assert set(problems) == {"a", "c", "d"}
+            assert all(f"adapter {name!r}: " in text for name, text in problems.items())
+            await engine.follow({"a": folders[0]})
+            assert engine.adapters.problems == {}
+
+    in_loop(test)
