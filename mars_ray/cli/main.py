@@ -62,7 +62,16 @@ for name, group in GROUPS.items():
 
 def main() -> None:
     """Run the command line. An error that the user can fix is printed as one line."""
+    show_only_downloads()
+    run_program("mars-ray", app)
+
+
+def show_only_downloads() -> None:
+    """Hide transformers' progress of loaded weights, but not that of downloads, which transformers hides with it."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
+    users_choice = are_progress_bars_disabled()
     logging.disable_progress_bar()
-    run_program("mars-ray", app)
+    if not users_choice:
+        enable_progress_bars()

@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from mars_ray import progress
+from mars_ray.cli.main import show_only_downloads
 from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import folder_digest
@@ -150,9 +151,10 @@ def test_a_download_that_was_killed_is_completed_by_the_next_call(hub: HubServer
     }
 
 
-def test_without_a_terminal_progress_is_plain_lines_and_few(
+def test_on_the_command_line_without_a_terminal_progress_is_plain_lines_and_few(
     hub: HubServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    show_only_downloads()
     hub.add("someone/other", resolve_model(BUNDLED), FIRST)
     resolve_model(NAME)
     assert capfd.readouterr() == ("", "")  # none was due

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ from openai.types.batch import Batch
 from tests.serve.cluster_samples import ENGINE, GATEWAY, SOON, Cluster, cluster, deploy_file
 
 RUNNER, CONTROL = "ray::ServeReplica:mars:Batches", "ray::ControllerActor"
-SECONDS = 240
+SECONDS = 900
+CALLERS = 4
+PAUSE_S = 0.25
+"""Between the answer to a caller and its next request."""
 PATIENT = {"RAY_raylet_start_wait_time_s": "150"}
 
 
@@ -90,21 +95,53 @@ def kill(running: Cluster, name: str) -> None:
     psutil.wait_procs(victims, timeout=SECONDS)
 
 
+class Callers:
+    """Callers at about half of what the endpoint can serve, who try again when a connection is cut."""
+
+    def __init__(self, client: OpenAI) -> None:
+        self.answered = 0
+        self._client = client
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._call) for _ in range(CALLERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self) -> None:
+        while not self._ended.wait(PAUSE_S):
+            with suppress(OpenAIError):  # every part of the endpoint is killed once
+                self._client.chat.completions.create(
+                    model="bundled", messages=[{"role": "user", "content": "Sort: 9, 7, 3, 5."}], max_tokens=64
+                )
+                self.answered += 1
+
+
 @pytest.mark.slow
-def test_five_kills_lose_no_row_and_answer_none_twice(tmp_path: Path) -> None:
-    rows = 1200
+@pytest.mark.timeout(3600)
+def test_five_kills_under_callers_lose_no_row_and_answer_none_twice(tmp_path: Path) -> None:
+    rows = 10_000
     path = str(config(tmp_path))
     with cluster("--config", path, environment=PATIENT) as running:
         client = client_of(running.url)
-        batch = begun(client, rows)
-        for number, name in enumerate((RUNNER, GATEWAY, CONTROL, ENGINE)):
-            until(client, batch.id, partial(reached, 15 + 40 * number))
-            kill(running, name)
-        assert done(until(client, batch.id, partial(reached, 180))) < rows
-        family = psutil.Process(running.process.pid).children(recursive=True)
-        for process in (*family, psutil.Process(running.process.pid)):
-            process.kill()
-        psutil.wait_procs(family, timeout=SECONDS)
+        callers = Callers(client)
+        try:
+            batch = begun(client, rows)
+            for number, name in enumerate((RUNNER, GATEWAY, CONTROL, ENGINE)):
+                until(client, batch.id, partial(reached, rows * (number + 1) // 6))
+                answered = callers.answered
+                kill(running, name)
+                until(client, batch.id, lambda _, before=answered: callers.answered > before + CALLERS)
+            assert done(until(client, batch.id, partial(reached, rows * 5 // 6))) < rows
+            family = psutil.Process(running.process.pid).children(recursive=True)
+            for process in (*family, psutil.Process(running.process.pid)):
+                process.kill()
+            psutil.wait_procs(family, timeout=SECONDS)
+        finally:
+            callers.end()
     with cluster("--config", path, environment=PATIENT) as running:
         client = client_of(running.url)
         ended = until(client, batch.id, lambda now: now.status == "completed")

@@ -22,13 +22,14 @@ from mars_ray.engine.stats.step_time import StepTimeFit
 from mars_ray.errors import AdapterError, MarsRayError, ReplicaLostError, RequestError, StepError
 from mars_ray.vllm.engine.core import CoreOutput, DecodingCore
 from mars_ray.vllm.engine.records import Records
-from mars_ray.vllm.engine.sampling import check_request
+from mars_ray.vllm.engine.sampling import check_request, resume_obstacle
 
 
 class VllmEngine:
     """An engine as in `mars_ray.engine.core.decoding_engine`. `core` runs vLLM in this process. Not thread-safe.
 
-    vLLM gets a sequence only when one of its `max_num_seqs` places is free. Until then the sequence waits here.
+    vLLM gets a sequence only when one of its `max_num_seqs` places is free. Until then the sequence waits here. A
+    sequence of lower priority leaves its place to a waiting one, and goes on later from the tokens that it has.
     """
 
     def __init__(
@@ -56,7 +57,13 @@ class VllmEngine:
         self._params: dict[Sequence, Any] = {}
         """vLLM's sampling parameters of waiting sequences."""
         self._running: dict[str, Sequence] = {}
-        """Sequences in vLLM, by key."""
+        """Sequences in vLLM, by key, in order of admission."""
+        self._keys: dict[Sequence, str] = {}
+        """Keys of sequences in vLLM. Each key is used once, so no late output of a preempted sequence counts."""
+        self._admitted = 0
+        """Number of admissions so far."""
+        self._preemptions = 0
+        """Number of preemptions by priority so far."""
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
@@ -129,7 +136,7 @@ class VllmEngine:
             kv_cache_usage=load.kv_cache_usage,
             kv_tokens=sum(len(sequence.tokens) for sequence in sequences),
             steps=self._steps,
-            preemptions=load.preemptions,
+            preemptions=load.preemptions + self._preemptions,
             threshold_changes=self._thresholds.changes,
             block=self.block,
             profile=self._records.points(),
@@ -159,11 +166,14 @@ class VllmEngine:
     def _admit(self) -> list[Chunk]:
         """Give waiting sequences to vLLM while it has places. Return the last chunks of those that it refuses."""
         refused = []
-        while len(self._running) < self.limits.max_num_seqs and self._queue.next() is not None:
+        while (head := self._queue.next()) is not None and self._has_place(head):
             sequence = self._queue.take()
-            key = _key(sequence)
-            sequence.started_s = self._clock()
+            self._admitted += 1
+            key = f"{sequence.request.id}:{sequence.index}:{self._admitted}"
+            if sequence.started_s is None:
+                sequence.started_s = self._clock()
             self._running[key] = sequence
+            self._keys[sequence] = key
             try:
                 self._core.add(key, sequence, self._params.pop(sequence))
             except ValueError as error:
@@ -171,12 +181,40 @@ class VllmEngine:
             self._queue.served(sequence.service_class, sequence.num_prompt_tokens)
         return refused
 
+    def _has_place(self, head: Sequence) -> bool:
+        """Return whether vLLM has a place for a waiting sequence, for which a sequence of lower priority may leave."""
+        if len(self._running) < self.limits.max_num_seqs:
+            return True
+        lower = [
+            each
+            for each in self._running.values()
+            if self._priority(each) < self._priority(head) and resume_obstacle(each.request.sampling) is None
+        ]
+        if not lower:
+            return False
+        youngest = min(reversed(lower), key=self._priority)
+        self._leave(youngest)
+        self._params[youngest] = self._core.params(youngest)
+        self._queue.put_back(youngest)
+        self._preemptions += 1
+        return True
+
+    def _priority(self, sequence: Sequence) -> int:
+        return self._queue.priority(sequence.service_class)
+
+    def _leave(self, sequence: Sequence, *, is_over: bool = False) -> None:
+        """Take a sequence out of vLLM. `is_over` means that vLLM has ended it already."""
+        key = self._keys.pop(sequence)
+        del self._running[key]
+        if not is_over:
+            self._core.abort(key)
+
     def _commit(self, output: CoreOutput) -> Chunk:
         """Add the tokens of a step to their sequence."""
         sequence = self._running[output.key]
         rule = sequence.request.decode.acceptance(self._thresholds.by_class[sequence.service_class])
-        cached_tokens = min(output.cached_tokens, sequence.num_prompt_tokens)
-        sequence.num_cached_tokens = max(sequence.num_cached_tokens, cached_tokens)
+        if sequence.forwards == 0:  # later, a preempted sequence finds its own prompt in the cache
+            sequence.num_cached_tokens = min(output.cached_tokens, sequence.num_prompt_tokens)
         emitted = emit(sequence, list(output.tokens), ended=output.finish_reason == "stop")
         sequence.tokens += emitted.tokens
         if emitted.tokens:
@@ -204,13 +242,11 @@ class VllmEngine:
         self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None, *, is_over: bool = False
     ) -> Finished:
         """Take a sequence out of the engine. `is_over` means that vLLM has ended it, too."""
-        if sequence.started_s is None:
+        if sequence in self._keys:
+            self._leave(sequence, is_over=is_over)
+        else:
             self._queue.remove(sequence)
             del self._params[sequence]
-        else:
-            del self._running[_key(sequence)]
-            if not is_over:
-                self._core.abort(_key(sequence))
         self._stats.ended(sequence)
         siblings = self._requests[sequence.request.id]
         siblings.remove(sequence)
@@ -223,10 +259,6 @@ class VllmEngine:
         finished = self._finish(sequence, reason, error)
         pieces = (sequence.detokenizer.finish(),)
         return Chunk(sequence.request.id, sequence.index, tokens=(), pieces=pieces, finished=finished)
-
-
-def _key(sequence: Sequence) -> str:
-    return f"{sequence.request.id}:{sequence.index}"
 
 
 def _logprobs(sequence: Sequence, emitted: Emitted, output: CoreOutput) -> tuple[TokenLogprobs, ...]:

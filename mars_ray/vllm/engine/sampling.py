@@ -27,22 +27,23 @@ def check_request(request: Request) -> None:
             f"prompt_logprobs is {request.sampling.prompt_logprobs}; the engine vllm scores no prompts. Use the engine "
             "mars."
         )
-    if request.partial_answers:
-        _check_resumable(request.sampling)
+    if request.partial_answers and (obstacle := resume_obstacle(request.sampling)):
+        raise RequestError(f"the engine vllm continues no answer with {obstacle}.")
 
 
-def _check_resumable(sampling: SamplingParams) -> None:
-    """Raise `RequestError` for a partial answer that would go on differently, because vLLM reads it as a prompt."""
+def resume_obstacle(sampling: SamplingParams) -> str | None:
+    """Return what would make a partial answer go on differently, because vLLM reads it as a prompt; None if nothing."""
     if sampling.grammar is not None:
-        raise RequestError("the engine vllm continues no answer with a grammar.")
+        return "a grammar"
     if sampling.presence_penalty or sampling.frequency_penalty:
-        raise RequestError("the engine vllm continues no answer with a presence_penalty or a frequency_penalty.")
+        return "a presence_penalty or a frequency_penalty"
+    return None
 
 
 def sampling_arguments(sequence: Sequence) -> dict[str, Any]:
     """Return the arguments for one sequence. Text and stop strings are handled by our detokenizer."""
     sampling = sequence.request.sampling
-    partial = sequence.num_partial_tokens  # vLLM reads them as a part of the prompt
+    partial = sequence.num_output_tokens  # of another engine, or from before a preemption; vLLM reads them as a prompt
     return {
         "max_tokens": sequence.max_tokens - partial,
         "min_tokens": max(0, min(sampling.min_tokens, sequence.max_tokens) - partial),
