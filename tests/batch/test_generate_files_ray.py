@@ -103,6 +103,7 @@ def test_good_rows_are_answered_once_and_bad_ones_explained(model_folder: Path, 
     assert any(row["id"] in page for row in rows)
 
 
+@pytest.mark.slow
 def test_the_same_call_leaves_what_is_done_as_it_is_and_does_what_was_added_to_the_input(
     model_folder: Path, tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def test_rows_of_parquet_keep_their_columns_and_say_how_they_are_to_be_decoded(
     assert json.loads(found[0]["messages"]) == talk
 
 
+@pytest.mark.slow
 def test_openai_batch_files_are_answered_in_their_own_form(model_folder: Path, tmp_path: Path) -> None:
     body = {"model": "any", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "temperature": 0}
     request = {"method": "POST", "url": "/v1/chat/completions", "body": body}

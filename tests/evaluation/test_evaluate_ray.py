@@ -119,10 +119,12 @@ def own_file(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[E
     return asked, evaluate(asked)
 
 
+@pytest.mark.slow
 def test_a_refused_call_leaves_the_folder_to_another_plan(own_file: tuple[EvaluateOptions, Results]) -> None:
     assert own_file[1].plan.settings == ("ar",)
 
 
+@pytest.mark.slow
 def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wrong(
     own_file: tuple[EvaluateOptions, Results],
 ) -> None:
@@ -130,6 +132,7 @@ def test_references_of_a_file_judge_and_a_prompt_that_does_not_fit_counts_as_wro
     assert (ar.examples, ar.right, ar.unanswered, ar.accuracy_std) == (4, 2, 1, None)
 
 
+@pytest.mark.slow
 def test_a_file_or_a_plan_that_changed_is_refused(own_file: tuple[EvaluateOptions, Results]) -> None:
     """The last test that uses them."""
     asked, _ = own_file

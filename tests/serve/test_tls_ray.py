@@ -64,6 +64,7 @@ def test_the_openai_client_and_curl_are_answered_over_tls(guarded: Guarded) -> N
     assert '"bundled"' in said
 
 
+@pytest.mark.slow
 def test_nobody_is_answered_in_the_clear(guarded: Guarded) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=STEP_SECONDS) as clear:
         key = f"authorization: Bearer {guarded.key}"
@@ -72,6 +73,7 @@ def test_nobody_is_answered_in_the_clear(guarded: Guarded) -> None:
             assert b"HTTP" not in clear.recv(1000)
 
 
+@pytest.mark.slow
 def test_gateways_listen_for_the_load_balancer_alone_and_take_no_head_without_end(guarded: Guarded) -> None:
     (gateway,) = guarded.cluster.processes(GATEWAY)
     addresses = {each.laddr.port: each.laddr.ip for each in gateway.net_connections() if each.status == "LISTEN"}
@@ -82,6 +84,7 @@ def test_gateways_listen_for_the_load_balancer_alone_and_take_no_head_without_en
         assert stranger.recv(1000).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.slow
 def test_what_ray_keeps_is_for_its_owner_alone(guarded: Guarded) -> None:
     token = Path.home() / ".ray" / "auth_token"
     assert (temporary_folder().stat().st_mode & 0o777, token.stat().st_mode & 0o777) == (0o700, 0o600)
