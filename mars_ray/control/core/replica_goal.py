@@ -46,8 +46,9 @@ RISE = 1.1
 SURE_S = 15.0
 """Seconds for which at least a number of replicas must have been needed before it is desired. Demand is measured over
 seconds, so a peak may be chance, which a hold would turn into replicas that stay."""
-HOLD_S = 120.0
-"""Seconds for which the highest number of replicas that was desired stays desired."""
+HOLD_S = 300.0
+"""Seconds for which the highest number of replicas that was desired stays desired: longer than the pauses of usual
+bursts, because an autoscaler may act on what is desired in a pause."""
 
 
 @dataclass(frozen=True, slots=True)
