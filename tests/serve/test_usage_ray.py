@@ -4,9 +4,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from openai import APIError, OpenAI, RateLimitError
 
@@ -38,15 +40,14 @@ def ask(client: OpenAI, prompt: str = "Ann", **fields: Any) -> int:
     return answer.usage.total_tokens
 
 
-def config_of(folder: Path, limits: dict[str, dict[str, int]]) -> tuple[Path, dict[str, str]]:
+def config_of(folder: Path, storage: str, limits: dict[str, dict[str, int]]) -> tuple[Path, dict[str, str]]:
     path = folder / "keys.yaml"
     keys = {name: add_key(path, name, "use", limits=own) for name, own in limits.items()}
-    args = {"keys": str(path), "storage": str(folder / "storage")}
-    return deploy_file(folder / "serve.yaml", args, gateways=2), keys
+    return deploy_file(folder / "serve.yaml", {"keys": str(path), "storage": storage}, gateways=2), keys
 
 
-def used(folder: Path, key: str) -> UsageCounts:
-    sums = UsageLedger(usage_folder(str(folder / "storage"))).rows(*FOREVER)
+def used(storage: str, key: str) -> UsageCounts:
+    sums = UsageLedger(usage_folder(storage)).rows(*FOREVER)
     mine = [counts for group, counts in sums.items() if group.key == key]
     return sum(mine[1:], mine[0]) if mine else UsageCounts(requests=0)
 
@@ -59,9 +60,14 @@ def several(count: int, work: Callable[[], None]) -> None:
         thread.join()
 
 
-def test_two_gateways_share_limits_and_count_each_answer_once_through_kills(tmp_path: Path) -> None:
-    config, keys = config_of(tmp_path, {"free": {}, "limited": {"tokens_per_minute": TOKENS}})
+@pytest.mark.parametrize("store", ["folder", "s3"])
+def test_two_gateways_share_limits_and_count_each_answer_once_through_kills(
+    tmp_path: Path, store: str, request: pytest.FixtureRequest
+) -> None:
+    storage = str(tmp_path / "storage") if store == "folder" else f"s3://{request.getfixturevalue('bucket').path}"
+    config, keys = config_of(tmp_path, storage, {"free": {}, "limited": {"tokens_per_minute": TOKENS}})
     answers: list[int] = []
+    failures: list[str] = []
     with cluster("--config", str(config)) as running:
         # A rate holds across both gateways.
         granted: list[int] = []
@@ -79,14 +85,13 @@ def test_two_gateways_share_limits_and_count_each_answer_once_through_kills(tmp_
         several(4, press)
         windows = 1 + (time.monotonic() - began_s) // 60
         assert TOKENS * 0.9 <= sum(granted) <= TOKENS * windows
-        assert used(tmp_path, "limited").tokens == sum(granted)
+        assert used(storage, "limited").tokens == sum(granted)
 
         # Answers go on while the meter and a gateway are killed.
-        ends_s = time.monotonic() + 30
-        failures: list[str] = []
+        killed_all = threading.Event()
 
         def go_on() -> None:
-            while time.monotonic() < ends_s:
+            while not killed_all.is_set():
                 with client_of(running, keys["free"], max_retries=0) as client:
                     try:
                         answers.append(ask(client))
@@ -94,17 +99,33 @@ def test_two_gateways_share_limits_and_count_each_answer_once_through_kills(tmp_
                         failures.append(str(error))
                         time.sleep(0.1)
 
+        def more_answers() -> None:
+            before, ends_s = len(answers), time.monotonic() + STEP_SECONDS
+            while len(answers) < before + 10:
+                assert time.monotonic() < ends_s, failures[-3:]
+                time.sleep(0.05)
+
         def kill() -> None:
-            for name in (METER, GATEWAY, METER):
-                time.sleep(6)
-                running.kill(name)
+            try:
+                for name in (METER, GATEWAY, METER):
+                    more_answers()
+                    running.kill(name)
+                more_answers()
+                family = psutil.Process(running.process.pid).children(recursive=True)
+                for process in (*family, psutil.Process(running.process.pid)):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+            finally:
+                killed_all.set()
 
         killer = threading.Thread(target=kill)
         killer.start()
         several(3, go_on)
         killer.join()
-    counted = used(tmp_path, "free")
-    assert len(answers) > 20
+    with cluster("--config", str(config)) as running, client_of(running, keys["free"]) as client:
+        answers += [ask(client) for _ in range(5)]
+    counted = used(storage, "free")
+    assert len(answers) >= 45
     # A request whose gateway was killed after its record was stored counts, although its answer was lost.
     assert len(answers) <= counted.requests <= len(answers) + len(failures)
     assert sum(answers) <= counted.tokens

@@ -189,6 +189,24 @@ def tokens_of(chunks: list[Chunk], name: str) -> tuple[int, ...]:
     return tuple(token for chunk in chunks if chunk.request_id == name for token in chunk.tokens)
 
 
+def test_sequences_that_left_their_places_to_others_end_with_the_tokens_of_an_undisturbed_run(llm: LLM) -> None:
+    exact = DecodeParams(mode=Mode.EXACT)
+    before = llm.engine.state().preemptions
+    for number, prompt in enumerate(PROMPTS[:8]):
+        llm.engine.add(request(str(number), prompt, decode=exact))
+    chunks = [chunk for _ in range(3) for chunk in llm.engine.step()]
+    for number, prompt in enumerate(PROMPTS[8:10], start=8):
+        llm.engine.add(request(str(number), prompt, service_class="first", decode=exact))
+    chunks += [chunk for step in run_steps(llm.engine) for chunk in step]
+    assert llm.engine.state().preemptions >= before + 2
+    told = {
+        str(number): [token for chunk in chunks if chunk.request_id == str(number) for token in chunk.tokens]
+        for number in range(10)
+    }
+    undisturbed = ours().chat(PROMPTS[:10], SAMPLING, mode="exact")
+    assert told == {str(number): list(output.token_ids) for number, output in enumerate(undisturbed)}
+
+
 def test_the_profile_predicts_the_tokens_per_forward_at_each_threshold(llm: LLM) -> None:
     llm.chat(PROMPTS, SAMPLING)
     points = {point.threshold: point for point in llm.engine.state().profile}
