@@ -43,7 +43,7 @@ class TorchAdapter:
 
 
 class TorchRunner:
-    """Runs a network, whose attention it replaces. Raises `ModelError` if the network caps attention logits."""
+    """Runs a network, whose attention it replaces. Raises `ModelError` if the network has attention sinks."""
 
     def __init__(
         self,
@@ -53,9 +53,11 @@ class TorchRunner:
         mask_id: int,
         compiled: bool,
     ) -> None:
-        capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
-        if capped is not None:
-            raise ModelError(f"The model caps its attention logits at {capped}, which the engine does not support.")
+        if any(name.endswith(".sinks") for name, _ in network.named_parameters()):
+            raise ModelError(
+                f"The model has attention sinks (model type {network.config.model_type}), which the engine does not "
+                "support. Choose another model."
+            )
         network.set_attn_implementation(ATTENTION)
         self._cache = cache
         self._forward = forward_of(network, mask_id)
