@@ -217,6 +217,23 @@ def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_logits_are_read_after_every_thread_has_computed_its_positions(name: str, family: str) -> None:
+    stand, tokens = Stand(network_of(CONFIGS[name])), some_tokens(39)
+    batch = causal_batch(tokens, torch.zeros_like(tokens), torch.arange(39))
+    whole = stand.decoder.forward(stand.cache.layers, batch)[2]
+    # The first of two threads computes 19 positions, and then the logits of the last of the 20 of the second thread.
+    pick_M = torch.tensor([38, 0, 1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(8):
+            found = stand.decoder.forward(stand.cache.layers, replace(batch, pick_M=pick_M))[2]
+            assert torch.equal(found, whole[pick_M])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(("dtype", "quantize"), FORMATS)
 def test_in_exact_mode_an_engine_says_what_it_says_one_token_at_a_time(
     dtype: torch.dtype, quantize: Quantize | None, prompts: list[tuple[int, ...]], family: str
