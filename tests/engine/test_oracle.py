@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from mars_ray.engine.kv import slot_allocator
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import LOSSLESS, DecodeParams
+from mars_ray.errors import ModelError
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode, forward, last_logits
 from mars_ray.model.checkpoint import Checkpoint
@@ -312,6 +313,16 @@ def test_other_architectures_decode_unchanged(architecture: str, kernels: bool) 
     )
     expected = decode(network, given, DecodeOptions(threshold=0.0, block=3, max_tokens=9), mask_id=310)
     assert [outputs[str(n)].tokens for n in range(3)] == [each.tokens for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "named"), [("gpt_oss", "gpt_oss models has sinks"), ("bloom", "bloom models cannot be replaced")]
+)
+def test_networks_with_attention_of_another_kind_are_refused(architecture: str, named: str) -> None:
+    sizes = {"num_local_experts": 2} if architecture == "gpt_oss" else {}
+    checkpoint = Checkpoint(tiny_network(architecture, **sizes), tiny_tokenizer(), mask_id=310, card=None)
+    with pytest.raises(ModelError, match=named):
+        engine_of(checkpoint)
 
 
 def test_log_probabilities_belong_to_the_tokens_they_come_with(

@@ -1,4 +1,4 @@
-// Functions of single numbers: the activation of an MLP, and soft caps of logits and scores.
+// Operations on single numbers of a row: activations of an MLP, soft caps, and multiples.
 #pragma once
 #include "simd.h"
 

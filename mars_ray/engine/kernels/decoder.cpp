@@ -1,4 +1,4 @@
-// One forward of a decoder of the Llama kind (or Gemma, or Phi-3) over the KV cache, in one call: the engine's step on a CPU.
+// One forward of a decoder over the KV cache, in one call: the engine's step on a CPU.
 //
 // All threads go through the layers together. Each computes its share of rows, columns or heads, and they synchronize
 // between operations. The output at a position depends, bit for bit, only on its own tokens: not on other rows or the
@@ -13,6 +13,7 @@
 #include "linear.h"
 #include "rms_norm.h"
 #include "sampler_head.h"
+#include "structures.h"
 
 #ifdef _OPENMP  // declared here, because not every compiler with OpenMP comes with its header
 extern "C" int omp_get_thread_num();
@@ -20,69 +21,6 @@ extern "C" int omp_get_num_threads();
 #endif
 
 constexpr int64_t RUNS_EACH = 3;  // target number of attention runs per thread
-
-struct Layer {
-  const float* attention_norm;
-  Matrix qkv;
-  const float* query_norm;  // may be null
-  const float* key_norm;    // may be null
-  Matrix output;
-  const float* output_norm;  // norm of the attention's output; may be null
-  const float* mlp_norm;
-  Matrix gate_up;
-  Matrix down;
-  const float* down_norm;  // norm of the MLP's output; null if and only if output_norm is
-  int64_t window;          // sliding window; 0 means none
-  int64_t rotary;          // index of its rotary embedding in the batch
-};
-
-struct Model {
-  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, mask_id;
-  int64_t rotary_dim;  // leading numbers of a head that are rotated
-  Activation activation;
-  NormRounding norm_rounding;
-  float norm_epsilon, scaling;
-  float attention_cap, logit_cap;  // 0 means none
-  float embedding_scale;           // rounded to the type of the embedding
-  const void* embedding;
-  const float* final_norm;
-  Matrix head;
-  const Layer* layers;
-};
-
-struct Adapter {
-  const void* mask_embedding;  // [masks, hidden]
-  const LowRank* pairs;        // four per layer: qkv, output, gate_up, down
-  int64_t ranks;               // maximum over the pairs
-};
-
-// A contiguous range of masks that one adapter decodes.
-struct Group {
-  const Adapter* adapter;
-  int64_t first, count;
-};
-
-struct Batch {
-  int64_t positions, picks, threads, num_groups;
-  const Group* groups;  // masks of each adapter, after all other positions
-  const int64_t* offsets;  // number of masks before a mask in its row
-  const int64_t* ids;
-  const int64_t* slots;
-  const int64_t* places;    // positions in the sequence
-  const int64_t* columns;   // columns of the slot that keys and values are written to
-  const int64_t* prefixes;  // see Sight
-  const uint64_t* behind;
-  const float* cosines;  // [rotary embeddings, positions, rotary_dim]
-  const float* sines;
-  const int64_t* picked;
-  void* const* keys;  // per layer, [slots, kv_heads, width, head_dim]
-  void* const* values;
-  int64_t slot_stride, head_stride;
-  void* hidden;  // last hidden states, [picks, hidden]
-  float* logits;  // [picks, vocabulary padded to a multiple of COLUMNS]
-  int64_t* tokens;
-  float* confidences;
-};
 
 // Consecutive positions of one slot, which read its keys together.
 struct Run {

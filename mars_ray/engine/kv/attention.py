@@ -39,7 +39,7 @@ class Rectangle:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreRules:
     """The rules that make attention weights of the products of queries and keys in one layer."""
 
     scaling: float
@@ -87,7 +87,7 @@ def attend(
 
     `decoding` reads the active slots, which come first in the cache, as a slice; `prefill` reads copies of its slots.
     """
-    scores = Scores(scaling, sliding_window, softcap)
+    scores = ScoreRules(scaling, sliding_window, softcap)
     keys, values = layers[module.layer_idx]  # type: ignore[index]
     # When compiled, index_copy_ into one slot would copy the whole layer; this assignment writes in place.
     keys[batch.slot_N, :, batch.target_N] = key_1KND[0].transpose(0, 1)
@@ -105,7 +105,7 @@ def attend(
     return out_NHD[batch.back_N][None], None
 
 
-def _attend_alone(query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: Scores) -> Tensor:
+def _attend_alone(query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
     """Return attention [1, N, H, D] for a single active slot, whose cells are in packed order."""
     _, heads, positions, size = query_1HND.shape
     query = query_1HND.reshape(1, keys.shape[1], -1, size)
@@ -113,7 +113,7 @@ def _attend_alone(query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rect
     return out.view(1, heads, positions, size).transpose(1, 2)
 
 
-def _attend(query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: Scores) -> Tensor:
+def _attend(query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
     """Return attention [R * P, H, D] in one rectangle."""
     rows, positions = within.where_RP.shape
     heads = keys.shape[1]
@@ -127,7 +127,7 @@ def _attend(query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, 
     return by_position.reshape(rows * positions, heads * groups, size)
 
 
-def _scores_and_values(query: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: Scores) -> Tensor:
+def _scores_and_values(query: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
     """Return attention of the queries [R, K, G * P, D] to the columns that each position may attend to."""
     columns = within.column_C.shape[0]
     visible = within.visible
