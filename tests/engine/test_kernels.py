@@ -168,6 +168,11 @@ def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network(name:
     assert (found - exact)[real].square().mean() <= 1.2 * (theirs - exact)[real].square().mean()
 
 
+def test_embeddings_are_scaled_by_a_number_of_the_dtype_of_the_network() -> None:
+    decoder = Stand(network_of(CONFIGS["gemma2"], torch.bfloat16)).decoder
+    assert decoder._model.embedding_scale == 9.8125  # the square root of 96 is 9.798
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quantize: Quantize, family: str) -> None:
     network, tokens = network_of(CONFIGS["llama with biases"]), some_tokens(60)
@@ -289,7 +294,7 @@ def test_masks_of_an_adapter_have_the_logits_that_torch_gives_them(name: str, fa
     for make in (partial(CPURunner, quantize=None, consume=False), partial(TorchRunner, compiled=False)):
         cache = SlotKVCache(network.config, network.dtype, network.device)
         cache.resize(2, 32)
-        runner = make(network, cache, mask_id=MASK_ID)
+        runner: Any = make(network, cache, mask_id=MASK_ID)
         base = runner.run(batch).logits_MV
         runner.use([runner.pack(lora)])
         logits.append(runner.run(batch).logits_MV)
