@@ -38,9 +38,11 @@ PEAK = 3.0
 """Load that no shape exceeds, in replicas."""
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 100
 """Mean lengths, exponentially distributed."""
+DELAYS = {"upscale_delay_s": 10.0, "downscale_delay_s": 300.0}
+"""Of `serve_configs/autoscaled.yaml`."""
 KEPT = 0.95
 """Share of requests in time that keeps the promise."""
-WARM_S = 600
+WARM_S = 1200
 """Seconds before the measurement, in which the goal learns."""
 GOAL, DEMAND = "goal", "demand"
 CONSTANTS = range(3, 7)
@@ -50,7 +52,7 @@ Load = Callable[[float], float]
 
 
 def _step(second: float) -> float:
-    return 0.8 if second < 2 * WARM_S else 2.6
+    return 0.8 if second < 1.5 * WARM_S else 2.6
 
 
 def _bursts(period_s: float, second: float) -> float:
@@ -118,7 +120,7 @@ def run(modelled: Machine, requests_s: float, asked: Run) -> Outcome:
         "accuracy": modelled.accuracy,
         "agreement": modelled.agreement,
     })  # fmt: skip
-    scaling = Scaling(min_replicas=1, max_replicas=MOST) if asked.replicas is None else None
+    scaling = Scaling(min_replicas=1, max_replicas=MOST, **DELAYS) if asked.replicas is None else None
     options = SimulationOptions(
         replicas=asked.replicas or 2, scaling=scaling, slo=RequestSlo(ttft_ms=asked.ttft_ms), seed=asked.seed
     )
@@ -140,8 +142,8 @@ def run(modelled: Machine, requests_s: float, asked: Run) -> Outcome:
 
 def compare(name: str, policy: str, ttft_ms: float, seconds: int, seeds: int) -> list[tuple[Run, Outcome]]:
     """Run all simulations. Raises `ConfigError`."""
-    if seconds <= 2 * WARM_S:
-        raise ConfigError(f"seconds is {seconds}; it must be more than {2 * WARM_S}.")
+    if seconds <= 1.5 * WARM_S:
+        raise ConfigError(f"seconds is {seconds}; it must be more than {1.5 * WARM_S:g}.")
     modelled = open_machine(name)
     requests_s = capacity(modelled)
     shared = {"policy": policy, "ttft_ms": ttft_ms, "seconds": seconds}
@@ -201,7 +203,7 @@ def main() -> None:
     parser.add_argument("--machine", default="l4/qwen2.5-7b", help="machine of `mars-ray simulate`")
     parser.add_argument("--policy", default="capacity", help="policy of thresholds")
     parser.add_argument("--ttft-ms", type=float, default=500.0, help="promised time to first token")
-    parser.add_argument("--seconds", type=int, default=4 * WARM_S, help="simulated seconds")
+    parser.add_argument("--seconds", type=int, default=3 * WARM_S, help="simulated seconds")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="file for every outcome")
     options = parser.parse_args()

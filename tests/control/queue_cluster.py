@@ -22,7 +22,8 @@ from tests.control.control_samples import SPEED, load_of, requests_at, wanted
 
 FULL = requests_at(1.0)
 """Requests per second that take all the time of one replica."""
-SCALING = Scaling(min_replicas=1, max_replicas=12)
+SCALING = Scaling(min_replicas=1, max_replicas=12, upscale_delay_s=10, downscale_delay_s=300)
+"""The delays are those of `serve_configs/autoscaled.yaml`."""
 PEAK = 3.0
 """Highest load, in replicas."""
 

@@ -1,5 +1,7 @@
 """The number of replicas over hours: bursts do not make it oscillate, and the promise is kept with few replicas."""
 
+from statistics import mean
+
 import pytest
 
 from tests.control.control_samples import plan_of
@@ -26,23 +28,28 @@ def test_the_promise_is_kept_without_oscillation_and_with_no_more_replicas_than_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("load", [step, *map(bursts, (60, 120, 240, 480)), *map(sine, (600, 1800))])
-def test_over_hours_the_goal_beats_the_demand_alone_and_needs_no_more_than_a_constant(load: Load, seed: int) -> None:
-    outcomes = {
-        "goal": QueueCluster(load, GOAL, 2, SCALING, seed).run(7200, warm_s=1800),
-        "demand": QueueCluster(load, DEMAND, 2, SCALING, seed).run(7200, warm_s=1800),
-        "constant": QueueCluster(load, GOAL, BEST, None, seed).run(7200, warm_s=1800),
-        "fewer": QueueCluster(load, GOAL, BEST - 1, None, seed).run(7200, warm_s=1800),
-    }
-    for name, outcome in outcomes.items():
-        print(
-            f"{name:8} {outcome.within(PROMISE_S):.3f} in time, {outcome.mean:.2f} replicas, at most "
-            f"{max(outcome.replicas)}, {outcome.changes_per_hour:.1f} changes per hour"
+def test_over_hours_the_goal_beats_the_demand_alone_and_needs_no_more_than_a_constant(load: Load) -> None:
+    """Means over four seeds."""
+    found = {}
+    for name, plan, replicas, scaling in (
+        ("goal", GOAL, 2, SCALING),
+        ("demand", DEMAND, 2, SCALING),
+        ("constant", GOAL, BEST, None),
+        ("fewer", GOAL, BEST - 1, None),
+    ):
+        outcomes = [QueueCluster(load, plan, replicas, scaling, seed).run(7200, warm_s=1800) for seed in range(4)]
+        in_time = mean(outcome.within(PROMISE_S) for outcome in outcomes)
+        found[name] = (
+            in_time,
+            mean(outcome.mean for outcome in outcomes),
+            mean(outcome.changes_per_hour for outcome in outcomes),
         )
-    goal = outcomes["goal"]
-    assert goal.within(PROMISE_S) >= 0.95
-    assert goal.within(PROMISE_S) > outcomes["demand"].within(PROMISE_S)
-    assert outcomes["fewer"].within(PROMISE_S) < 0.96
-    assert goal.mean <= BEST + 0.2
-    assert goal.changes_per_hour <= 12
+        print(name, *(f"{figure:.3f}" for figure in found[name]), "at most", max(max(o.replicas) for o in outcomes))
+    in_time, replicas, changes = found["goal"]
+    assert in_time >= 0.95
+    assert in_time > found["demand"][0]
+    assert found["fewer"][0] < 0.96
+    assert replicas <= BEST + 0.1
+    assert changes <= 12

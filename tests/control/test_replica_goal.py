@@ -1,5 +1,7 @@
 """The number of replicas follows the demand and the promised latency: once, and not back and forth."""
 
+from math import ceil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from mars_ray.control.core.replica_goal import (
     DRAIN_S,
     HOLD_S,
     LEAST_USED,
+    MOST_USED,
     ROOMY_S,
     SHORT_S,
     SURE_S,
@@ -76,6 +79,14 @@ def test_room_takes_replicas_away_and_a_number_that_failed_is_tried_later_each_t
         more = next(again for _ in range(999) if (again := goal.run(1, 2.2, more - 1, 1.3)) >= more)
 
 
+def test_a_promise_that_is_kept_with_room_needs_fewer_replicas_than_the_demand_alone() -> None:
+    goal = Goal()
+    assert goal.run(SURE_S, 2.6, 4, 0.3) == 4
+    assert goal.run(10 * ROOMY_S, 2.6, 4, 0.3) == 3
+    assert goal.state.well_used == MOST_USED
+    assert goal.run(10 * ROOMY_S, 2.6, 3, 0.3) == 3
+
+
 def test_little_load_does_not_show_that_more_would_fit() -> None:
     goal = Goal()
     goal.run(SHORT_S, 2.2, 3, 1.5)
@@ -124,9 +135,9 @@ def test_whatever_comes_the_number_is_at_least_what_the_demand_needed_for_long_a
         alone, _ = desired_replicas(plan_of(), load, GoalState(), dt_s, lowered=lowered)
         desired, state = desired_replicas(PLAN, load, state, dt_s, lowered=lowered)
         now_s += dt_s
-        needed.append((now_s, alone))
+        needed.append((now_s, ceil((alone - 1) * WELL_USED / MOST_USED)))
         assert desired >= min(number for at_s, number in needed if now_s - at_s <= SURE_S)
-        assert LEAST_USED <= state.well_used <= WELL_USED
+        assert LEAST_USED <= state.well_used <= MOST_USED
         assert len(state.held) <= len(steps)
 
 

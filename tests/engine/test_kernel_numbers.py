@@ -20,7 +20,7 @@ AVX2_VNNI = ("-march=x86-64-v3", "-mavx512f", "-mavx512vl", "-mavx512vnni", "-DK
 
 def check(compiler: str, flags: tuple[str, ...], runner: list[str], folder: Path) -> None:
     program = folder / "numbers"
-    # The scalar code is compiled for the same target. Without OpenMP the program needs no library of the target.
+    # The scalar code is compiled for the same target.
     sources = SOURCE.parent
     command = [compiler, *FLAGS, *flags, f"-I{sources}", "-static", str(PROGRAM), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

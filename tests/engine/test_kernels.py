@@ -110,13 +110,15 @@ class Stand:
         self.decoder = FusedDecoder(network, mask_id=MASK_ID, quantize=quantize, consume=consume)
         self.cache = SlotKVCache(network.config, network.dtype, network.device)
         self.cache.resize(5, 128)
+        self.threads = 1
 
     def forward(self, *parts: tuple[int, int, Tensor]) -> Tensor:
         """Logits of all positions, for slots that go on from a position with these tokens."""
         ids = torch.cat([tokens for _, _, tokens in parts])
         slots = torch.cat([torch.full_like(tokens, slot) for slot, _, tokens in parts])
         positions = torch.cat([torch.arange(len(tokens)) + start for _, start, tokens in parts])
-        return self.decoder.forward(self.cache.layers, causal_batch(ids, slots, positions))[2]
+        batch = causal_batch(ids, slots, positions)
+        return self.decoder.forward(self.cache.layers, batch, threads=self.threads)[2]
 
 
 def causal_batch(id_N: Tensor, slot_N: Tensor, position_N: Tensor) -> ForwardBatch:
@@ -205,21 +207,13 @@ def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
     alone = torch.cat([stand.forward((0, place, tokens[place : place + 1])) for place in range(40)])
     cuts = sorted(data.draw(st.sets(st.integers(1, 39), max_size=4)) | {0, 40})
     slot, start = data.draw(st.integers(0, 4)), 0
-    before = torch.get_num_threads()
-    torch.set_num_threads(data.draw(st.integers(1, 2)))
-    try:
-        for start, end in pairwise(cuts):
-            others = [
-                (other, 0, some_tokens(data.draw(st.integers(1, 30)), other)) for other in range(5) if other != slot
-            ]
-            shown = data.draw(
-                st.permutations([(slot, start, tokens[start:end]), *others[: data.draw(st.integers(0, 4))]])
-            )
-            found = stand.forward(*shown)
-            first = sum(len(part[2]) for part in shown[: [part[0] for part in shown].index(slot)])
-            assert torch.equal(found[first : first + end - start], alone[start:end])
-    finally:
-        torch.set_num_threads(before)
+    stand.threads = data.draw(st.integers(1, 2))
+    for start, end in pairwise(cuts):
+        others = [(other, 0, some_tokens(data.draw(st.integers(1, 30)), other)) for other in range(5) if other != slot]
+        shown = data.draw(st.permutations([(slot, start, tokens[start:end]), *others[: data.draw(st.integers(0, 4))]]))
+        found = stand.forward(*shown)
+        first = sum(len(part[2]) for part in shown[: [part[0] for part in shown].index(slot)])
+        assert torch.equal(found[first : first + end - start], alone[start:end])
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
@@ -229,14 +223,9 @@ def test_logits_are_read_after_every_thread_has_computed_its_positions(name: str
     whole = stand.decoder.forward(stand.cache.layers, batch)[2]
     # The first of two threads computes 19 positions, and then the logits of the last of the 20 of the second thread.
     pick_M = torch.tensor([38, 0, 1])
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for _ in range(8):
-            found = stand.decoder.forward(stand.cache.layers, replace(batch, pick_M=pick_M))[2]
-            assert torch.equal(found, whole[pick_M])
-    finally:
-        torch.set_num_threads(before)
+    for _ in range(8):
+        found = stand.decoder.forward(stand.cache.layers, replace(batch, pick_M=pick_M), threads=2)[2]
+        assert torch.equal(found, whole[pick_M])
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), FORMATS)

@@ -40,7 +40,7 @@ def test_requests_through_every_gateway_join_the_traces_of_their_callers(tmp_pat
 
 def test_each_row_of_a_job_is_a_trace_that_links_to_the_job(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"messages": MESSAGES, "n": number}) + "\n" for number in range(40)))
+    rows.write_text("".join(json.dumps({"messages": MESSAGES, "number": number}) + "\n" for number in range(40)))
     command = [str(COMMAND), "generate", "--model", "bundled", "--input", str(rows), "--output", str(tmp_path / "out")]
     with collector() as found:
         subprocess.run([*command, "--max-tokens", "8"], check=True, timeout=300, env=os.environ | found.environment())

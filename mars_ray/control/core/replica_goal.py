@@ -19,7 +19,9 @@ from mars_ray.control.policies.spare import callers_alone, has_batches, needed_r
 from mars_ray.control.policies.worth import worst_latency
 
 WELL_USED = 0.8
-"""Share of a replica's time that demand should take at full quality while the promised latency is kept."""
+"""Share of a replica's time that demand should take at full quality, without a promise or before anything is learned."""
+MOST_USED = 0.95
+"""Upper bound of the learned share, because demand is an estimate."""
 LEAST_USED = 0.2
 """Lower bound of the learned share, because more replicas do not help with a promise that none keeps at any load."""
 SHORT_S = 30.0
@@ -44,8 +46,9 @@ RISE = 1.1
 SURE_S = 15.0
 """Seconds for which at least a number of replicas must have been needed before it is desired. Demand is measured over
 seconds, so a peak may be chance, which a hold would turn into replicas that stay."""
-HOLD_S = 120.0
-"""Seconds for which the highest number of replicas that was desired stays desired."""
+HOLD_S = 300.0
+"""Seconds for which the highest number of replicas that was desired stays desired: longer than the pauses of usual
+bursts, because an autoscaler may act on what is desired in a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def _learn(state: GoalState, used: float, worst: float, dt_s: float, *, lowered:
         return state
     roomy_s = state.roomy_s + dt_s
     if roomy_s >= state.patience_s:
-        return replace(state, well_used=min(WELL_USED, state.well_used * RISE), roomy_s=0.0)
+        return replace(state, well_used=min(MOST_USED, state.well_used * RISE), roomy_s=0.0)
     return replace(state, roomy_s=roomy_s)
 
 

@@ -1,6 +1,7 @@
 """Run a decoder on a CPU through the compiled kernels."""
 
 import ctypes
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.sampler_head import SamplerHead
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
+from mars_ray.engine.execution.step_threads import StepThreads
 from mars_ray.engine.kernels.adapter import FusedLoRA
 from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.decoder import INT, POINTER, FusedDecoder
@@ -51,6 +53,7 @@ class CPURunner:
         """Output embedding while adapters hold it. Without adapters it may exist only in packed form."""
         self._adapters: list[FusedLoRA] = []
         self._cache = cache
+        self._threads = StepThreads(torch.get_num_threads())
 
     def pack(self, lora: GatedLoRA) -> FusedAdapter:
         """Return an adapter in the form that `use` takes. One thread at a time may call it, next to a forward.
@@ -71,7 +74,10 @@ class CPURunner:
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which writes the keys and values of all its positions to the cache."""
-        return ForwardOutput(*self._decoder.forward(self._cache.layers, batch, self._adapters))
+        began_s = time.perf_counter()
+        output = self._decoder.forward(self._cache.layers, batch, self._adapters, threads=self._threads.count)
+        self._threads.took(len(batch.id_N), time.perf_counter() - began_s)
+        return ForwardOutput(*output)
 
     def wait_until_compiled(self) -> None:
         """Return at once, because the kernels are compiled before the first step."""

@@ -13,9 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
-from mars_ray.engine.kernels.compiler import MACOS, SUFFIX, compile_kernels, find_compiler
+from mars_ray.engine.kernels.compiler import SUFFIX, compile_kernels, find_compiler
 from mars_ray.engine.kernels.families import VARIABLE, KernelError, KernelFamily, chosen_family, supported_families
 from mars_ray.engine.kernels.library_file import (
     built_library,
@@ -117,28 +115,9 @@ def _compiled_library(family: KernelFamily, origin: str) -> KernelLibrary:
 
 
 def _opened(family: KernelFamily, path: Path, origin: str) -> KernelLibrary:
-    load_openmp()
     try:
         library = ctypes.CDLL(str(path))
         library.end_at_illegal_instructions()
         return KernelLibrary(family, origin, library, WeightLayout.in_dll(library, "layout"))
     except (OSError, ValueError, AttributeError) as error:
         raise KernelError(f"the kernels {path} cannot be loaded: {error}") from None
-
-
-def load_openmp() -> ctypes.CDLL:
-    """Return the OpenMP library that torch has loaded, whose symbols the kernels find afterwards. Raises
-    `KernelError`."""
-    torch_folder = Path(torch.__file__).parent
-    if MACOS:
-        loaded = str(torch_folder / "lib" / "libomp.dylib")
-    else:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        mapped = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]
-        # Other packages may have loaded copies of their own; torch's are in `torch` or `torch.libs`.
-        own = [path for path in mapped if path.startswith(str(torch_folder))]
-        loaded = (own + mapped + ["libgomp.so.1"])[0]
-    try:
-        return ctypes.CDLL(loaded, ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise KernelError(f"the OpenMP library of torch cannot be loaded: {error}.") from None

@@ -16,7 +16,7 @@ from mars_ray.engine.kernels.families import KernelError, KernelFamily
 MACOS = sys.platform == "darwin"
 SUFFIX = ".dylib" if MACOS else ".so"
 FLAGS: tuple[str, ...] = (
-    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-w"),
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread", "-w"),
     *(("-mmacosx-version-min=11.0",) if MACOS else ()),
 )
 """Compiler flags. No fast-math, which would reorder sums; products are fused with sums, as GCC does by default; no
@@ -38,16 +38,10 @@ def compile_kernels(compiler: str, family: KernelFamily, library: Path) -> None:
 
     Raises `KernelError` with the reason if the compiler cannot, and `OSError` if the file cannot be written.
     """
-    # Do not link OpenMP: the kernels share torch's copy, because two thread pools would compete for the cores.
-    openmp = ("-Xclang", "-fopenmp") if MACOS else ("-fopenmp",)
-    link = ("-dynamiclib", "-undefined", "dynamic_lookup") if MACOS else ("-shared",)
     with TemporaryDirectory(dir=library.parent) as folder:
-        part = Path(folder) / "part.o"
         whole = Path(folder) / f"whole{SUFFIX}"
-        _run(compiler, *FLAGS, *family.flags, *openmp, "-c", str(SOURCE), "-o", str(part))
-        _run(compiler, *link, str(part), "-o", str(whole))
-        if not MACOS and b"__kmpc_" in whole.read_bytes():
-            raise KernelError(f"{compiler} needs LLVM's OpenMP, but torch has GCC's; set CXX to g++.")
+        kind = "-dynamiclib" if MACOS else "-shared"
+        _run(compiler, *FLAGS, *family.flags, kind, str(SOURCE), "-o", str(whole))
         whole.chmod(0o700)  # regardless of the umask
         whole.replace(library)
 
@@ -58,5 +52,6 @@ def _run(compiler: str, *arguments: str) -> None:
     except OSError as error:
         raise KernelError(f"{compiler} cannot be run: {error.strerror}.") from None
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        reason = next((line for line in said if "error" in line), said[-1])
         raise KernelError(f"{compiler} cannot compile the kernels: {reason}")

@@ -14,11 +14,7 @@
 #include "rms_norm.h"
 #include "sampler_head.h"
 #include "structures.h"
-
-#ifdef _OPENMP  // declared here, because not every compiler with OpenMP comes with its header
-extern "C" int omp_get_thread_num();
-extern "C" int omp_get_num_threads();
-#endif
+#include "team.h"
 
 constexpr int64_t RUNS_EACH = 3;  // target number of attention runs per thread
 
@@ -60,8 +56,8 @@ struct Buffers {
 template <class T>
 class Step {
  public:
-  Step(const Model& model, const Batch& batch, Buffers<T>& buffers, int thread, int threads)
-      : m(model), b(batch), at(buffers), own(buffers.own[thread]), thread(thread), threads(threads) {}
+  Step(const Model& model, const Batch& batch, Buffers<T>& buffers, Team& team, int64_t thread)
+      : m(model), b(batch), at(buffers), own(buffers.own[thread]), team(team), thread(thread), threads(team.threads()) {}
 
   void run() {
     const T* embedding = static_cast<const T*>(m.embedding);
@@ -102,11 +98,10 @@ class Step {
   const Batch& b;
   Buffers<T>& at;
   Own<T>& own;
-  const int thread, threads;
+  Team& team;
+  const int64_t thread, threads;
 
-  static void wait() {
-#pragma omp barrier
-  }
+  void wait() { team.wait(); }
 
   // Returns this thread's share of the blocks of `columns` columns.
   Blocks share(int64_t columns) const {
@@ -357,15 +352,9 @@ void run(const Model& model, const Batch& batch) {
       own.low_inputs.fit(group.count * group.adapter->ranks);
     }
   }
-  Buffers<T>& shared = buffers;
-#pragma omp parallel num_threads(batch.threads)
-  {
-#ifdef _OPENMP
-    Step<T>(model, batch, shared, omp_get_thread_num(), omp_get_num_threads()).run();
-#else
-    Step<T>(model, batch, shared, 0, 1).run();
-#endif
-  }
+  Team& team = own_team();
+  Buffers<T>& shared = buffers;  // the caller's, not those of the thread that runs
+  team.run(batch.threads, [&](int64_t thread) { Step<T>(model, batch, shared, team, thread).run(); });
 }
 
 // Everything else is hidden, so that libraries of several families can be loaded into one process.

@@ -128,7 +128,7 @@ class FusedDecoder:
         return unpack(self._head, self._layout)[: head.out_features].to(self._dtype)
 
     def forward(
-        self, layers: Layers, batch: ForwardBatch, adapters: Sequence[FusedLoRA] = ()
+        self, layers: Layers, batch: ForwardBatch, adapters: Sequence[FusedLoRA] = (), *, threads: int = 1
     ) -> tuple[list[int], list[float], Tensor, Tensor]:
         """Return tokens, confidences, logits and last hidden states at the M picked positions.
 
@@ -154,7 +154,7 @@ class FusedDecoder:
         structure = _Batch(
             len(batch.id_N),
             picks,
-            torch.get_num_threads(),
+            threads,
             len(groups),
             ctypes.addressof(packed_groups),
             batch.offset_N.data_ptr(),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "simd.h"
+#include "team.h"
 
 template <class T>
 struct SamplerHead {
@@ -114,7 +115,9 @@ void correct_row(const SamplerHead<T>& head, const MaskRows<T>& rows, int64_t ro
 
 // Each row is corrected by one thread.
 template <class T>
-void correct_masks(const SamplerHead<T>& head, const MaskRows<T>& rows, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int64_t row = 0; row < rows.count; row++) correct_row(head, rows, row);
+void correct_masks(const SamplerHead<T>& head, const MaskRows<T>& rows, int64_t threads) {
+  Team& team = own_team();
+  team.run(threads, [&](int64_t thread) {
+    for (int64_t row = thread; row < rows.count; row += team.threads()) correct_row(head, rows, row);
+  });
 }

@@ -13,9 +13,8 @@ import torch
 
 from mars_ray.engine.core.adapters import LoadedAdapter
 from mars_ray.engine.core.decoding_engine import DecodingEngine
-from mars_ray.engine.kernels.build import load_openmp
-from mars_ray.engine.kernels.families import KernelError
 from mars_ray.engine.process.messages import AdapterLoaded, ForgetAdapter, LoadAdapter, OrderSocket, UseAdapters
+from mars_ray.engine.process.torch_openmp import torch_openmp
 from mars_ray.errors import AdapterError, MarsRayError
 
 log = logging.getLogger(__name__)
@@ -60,5 +59,5 @@ class AdapterWorker:
 def _leave_cores_to_steps() -> None:
     """Let torch compute in this thread alone. `torch.set_num_threads` would set the threads of the steps, too."""
     torch.get_num_threads()  # torch sets the number once in each thread, before the first operation
-    with suppress(KernelError):
-        load_openmp().omp_set_num_threads(1)
+    with suppress(OSError):
+        torch_openmp().omp_set_num_threads(1)
