@@ -48,7 +48,7 @@ def load_checkpoint(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    attention: str = "sdpa",
+    attention: str | None = None,
 ) -> Checkpoint:
     """Check `folder` and load its model with `load_model`."""
     return load_model(check_folder(folder), dtype=dtype, device=device, attention=attention)
@@ -59,7 +59,7 @@ def load_model(
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    attention: str = "sdpa",
+    attention: str | None = None,
 ) -> Checkpoint:
     """Load a model in eval mode, in its resolved dtype or in `dtype`. A mask token is added if there is none."""
     card = model.card

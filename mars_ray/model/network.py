@@ -8,7 +8,7 @@ Never: keeps random weights: a missing weight is an error, whereas transformers 
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from mars_ray.errors import ModelError
 from mars_ray.model.folder import ResolvedModel
@@ -18,8 +18,19 @@ SPARE_NUMBERS = 1 << 26
 """Loading is attempted even if this many weights are missing, because the error after loading can name them."""
 
 
-def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """Return the causal language model of `model`. Raises `ModelError` if the weights cannot be loaded."""
+def attention_for(config: PretrainedConfig) -> str | None:
+    """Return the attention implementation of transformers that computes all that a decoder asks for.
+
+    None lets transformers choose. SDPA has no soft cap, but older versions of transformers choose it in spite of one.
+    """
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
+
+
+def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
+    """Return the causal language model of `model`, with its `attention_for` unless another one is given.
+
+    Raises `ModelError` if the weights cannot be loaded.
+    """
     network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
     try:
         _check_memory(network_class, model)
@@ -27,7 +38,7 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str) -> Pr
             str(model.folder),
             config=model.config,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=attention or attention_for(model.config),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

@@ -153,7 +153,8 @@ void check_rounding_of_rows() {
 }
 
 template <int D, class T>
-void check_attention(float tolerance) {
+void check_attention(float tolerance, float cap = 0) {
+  const Scores how{0.3f, cap};
   const int64_t keys = 75, count = QUERIES;
   std::vector<T> key((keys + 1) * D), value((keys + 1) * D), query(count * D), out(count * D), alone(D);
   for (auto* numbers : {&key, &value, &query})
@@ -162,7 +163,7 @@ void check_attention(float tolerance) {
   Query<T> queries[QUERIES];
   for (int64_t q = 0; q < count; q++)
     queries[q] = {&query[q * D], &out[q * D], Sight{10 + 2 * q, q % 3 ? 0x15ull : 0, q % 2 ? 7 : 0}};
-  for (int64_t rows = 1; rows <= count; rows++) attend<D>(queries, rows, key.data(), value.data(), 0.3f, scratch.data());
+  for (int64_t rows = 1; rows <= count; rows++) attend<D>(queries, rows, key.data(), value.data(), how, scratch.data());
   for (int64_t q = 0; q < count; q++) {
     double total = 0;
     std::vector<double> sum(D);
@@ -170,14 +171,15 @@ void check_attention(float tolerance) {
       if (!queries[q].sight.sees(column)) continue;
       double score = 0;
       for (int d = 0; d < D; d++) score += double(number_of(query[q * D + d])) * number_of(key[column * D + d]);
-      const double weight = std::exp(0.3 * score);
+      const double scaled = cap ? cap * std::tanh(0.3 * score / cap) : 0.3 * score;
+      const double weight = std::exp(scaled);
       total += weight;
       for (int d = 0; d < D; d++) sum[d] += weight * number_of(value[column * D + d]);
     }
     for (int d = 0; d < D; d++) expect_near(number_of(out[q * D + d]), sum[d] / total, tolerance, "attention");
     Query<T> one = queries[q];
     one.to = alone.data();
-    attend<D>(&one, 1, key.data(), value.data(), 0.3f, scratch.data());
+    attend<D>(&one, 1, key.data(), value.data(), how, scratch.data());
     expect(!std::memcmp(&out[q * D], alone.data(), D * sizeof(T)), "a query depends on others");
   }
 }
@@ -191,6 +193,12 @@ static void check_numbers() {
       const double expected = std::exp(std::clamp(double(x[i]), -87.0, 88.0));
       expect_near(found[i], expected, 5e-7 * expected, "exponential");
     }
+  }
+  for (float first = -9; first < 9; first += 0.03f * W) {
+    float x[W], found[W];
+    for (int i = 0; i < W; i++) x[i] = first + 0.03f * i;
+    store(found, soft_cap(load(x), 2.5f));
+    for (int i = 0; i < W; i++) expect_near(found[i], 2.5 * std::tanh(x[i] / 2.5), 1e-6, "soft cap");
   }
   for (int times = 0; times < 100000; times++) {
     float value[W], kept[W];
@@ -216,10 +224,19 @@ void check_elementwise(float tolerance) {
   for (T& number : x) put(number, uniform(2));
   for (int64_t d = 0; d < size; d++) weight[d] = uniform(1), cosine[d] = uniform(1), sine[d] = uniform(1);
   for (int64_t d = 0; d < size; d++) squares += double(number_of(x[d])) * number_of(x[d]);
-  rms_norm(out.data(), x.data(), weight.data(), size, 1e-5f);
-  for (int64_t d = 0; d < size; d++)
-    expect_near(number_of(out[d]), number_of(x[d]) / std::sqrt(squares / size + 1e-5) * weight[d], tolerance, "norm");
-  silu_and_mul(out.data(), x.data(), size);
+  for (const NormRounding rounding : {BEFORE_WEIGHT, AFTER_WEIGHT}) {
+    rms_norm(out.data(), x.data(), weight.data(), size, 1e-5f, rounding);
+    for (int64_t d = 0; d < size; d++)
+      expect_near(number_of(out[d]), number_of(x[d]) / std::sqrt(squares / size + 1e-5) * weight[d], tolerance, "norm");
+  }
+  multiply(out.data(), x.data(), 1.5f, size);
+  for (int64_t d = 0; d < size; d++) expect_near(number_of(out[d]), 1.5 * number_of(x[d]), tolerance, "multiple");
+  activate_and_mul(GELU_TANH, out.data(), x.data(), size);
+  for (int64_t d = 0; d < size; d++) {
+    const double gate = number_of(x[d]), tangent = std::tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate));
+    expect_near(number_of(out[d]), gate * (1 + tangent) / 2 * number_of(x[size + d]), 2 * tolerance, "gelu");
+  }
+  activate_and_mul(SILU, out.data(), x.data(), size);
   for (int64_t d = 0; d < size; d++) {
     const double gate = number_of(x[d]);
     expect_near(number_of(out[d]), gate / (1 + std::exp(-gate)) * number_of(x[size + d]), 2 * tolerance, "silu");
@@ -249,6 +266,7 @@ int main() {
   check_rounding_of_rows<float>(), check_rounding_of_rows<bfloat16>();
   check_attention<32, float>(1e-5f), check_attention<64, bfloat16>(2e-2f), check_attention<96, float>(1e-5f);
   check_attention<128, bfloat16>(2e-2f), check_attention<256, float>(1e-5f);
+  check_attention<64, float>(1e-5f, 0.7f), check_attention<32, bfloat16>(2e-2f, 2.0f);
   check_elementwise<float>(1e-5f), check_elementwise<bfloat16>(3e-2f);
   check_likeliest();
   std::puts("right");

@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
@@ -24,6 +32,7 @@ from tests.factories.cards import adapter_card
 from tests.factories.engine import request, run
 
 WATCHED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+CONFIGS: list[type[PretrainedConfig]] = [LlamaConfig, Qwen3Config, Phi3Config, Gemma2Config, Gemma3TextConfig]
 FORMATS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8"), (torch.bfloat16, "int4")]
 TIMES_32 = st.integers(1, 5).map(lambda count: 32 * count)
 settings.register_profile(
@@ -36,8 +45,8 @@ settings.load_profile("sanitized")
 def bases(draw: st.DrawFn) -> Any:
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 2))
-    network, config = draw(st.sampled_from([(LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)]))
-    return network(
+    config = draw(st.sampled_from(CONFIGS))
+    return AutoModelForCausalLM.from_config(
         config(
             hidden_size=32 * heads * draw(st.integers(1, 2)),
             intermediate_size=draw(TIMES_32),
@@ -48,6 +57,7 @@ def bases(draw: st.DrawFn) -> Any:
             vocab_size=draw(st.integers(40, 130)),
             max_position_embeddings=64,
             tie_word_embeddings=draw(st.booleans()),
+            pad_token_id=None,
         )
     ).eval()
 

@@ -1,5 +1,7 @@
 """The compiled kernels: they say what the network says, and a position's logits depend on its tokens alone."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -20,6 +26,8 @@ from transformers import (
 )
 
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.execution.cpu_runner import CPURunner
+from mars_ray.engine.execution.torch_runner import TorchRunner
 from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kernels.families import KernelError
@@ -31,6 +39,7 @@ from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import Checkpoint
+from tests.engine.test_adapter import some_adapter
 from tests.factories.engine import bundled_checkpoint, run
 from tests.factories.engine import request as ask
 
@@ -59,6 +68,18 @@ CONFIGS = {
         **SIZES, use_sliding_window=True, sliding_window=7, layer_types=["full_attention", *2 * ["sliding_attention"]]
     ),
     "qwen3": Qwen3Config(**SIZES),
+    "phi3": Phi3Config(**SIZES, pad_token_id=None),
+    "phi3 with a window, partly rotated": Phi3Config(
+        **SIZES | {"head_dim": 64}, pad_token_id=None, sliding_window=9, partial_rotary_factor=0.5
+    ),
+    "gemma": GemmaConfig(**SIZES),
+    "gemma2": Gemma2Config(**SIZES, sliding_window=7, query_pre_attn_scalar=20, attn_logit_softcapping=3.0),
+    "gemma2 without caps": Gemma2Config(
+        **SIZES, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None
+    ),
+    "gemma3": Gemma3TextConfig(
+        **SIZES, sliding_window=7, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
     "one key head for 32": LlamaConfig(**SIZES | {"num_attention_heads": 32, "num_key_value_heads": 1}),
     "heads of 64": LlamaConfig(**SIZES | {"head_dim": 64}),
     "heads of 96": LlamaConfig(**SIZES | {"head_dim": 96}),
@@ -75,7 +96,7 @@ FORMATS: list[tuple[torch.dtype, Quantize | None]] = [
 
 def network_of(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     torch.manual_seed(0)
-    network: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    network: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for name, parameter in network.named_parameters():
         if "bias" in name or "norm" in name:
             nn.init.uniform_(parameter, 0.5, 1.5)
@@ -140,12 +161,18 @@ def test_logits_are_those_of_the_network(name: str, family: str) -> None:
     )
 
 
-def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network(family: str) -> None:
-    tokens, network = some_tokens(100), network_of(CONFIGS["qwen3"], torch.bfloat16)
+@pytest.mark.parametrize("name", ["qwen3", "phi3", "gemma2", "gemma3"])
+def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network(name: str, family: str) -> None:
+    tokens, network = some_tokens(100), network_of(CONFIGS[name], torch.bfloat16)
     found, theirs = Stand(network).forward((0, 0, tokens)), expected_logits(network, tokens)
     exact = expected_logits(network.float(), tokens)
     real = exact > -torch.inf
     assert (found - exact)[real].square().mean() <= 1.2 * (theirs - exact)[real].square().mean()
+
+
+def test_embeddings_are_scaled_by_a_number_of_the_dtype_of_the_network() -> None:
+    decoder = Stand(network_of(CONFIGS["gemma2"], torch.bfloat16)).decoder
+    assert decoder._model.embedding_scale == 9.8125  # the square root of 96 is 9.798
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
@@ -166,13 +193,17 @@ def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quant
     assert (found - expected)[real].std() < 0.05 * expected[real].std()
 
 
-@settings(max_examples=25, deadline=None)
-@given(data=st.data(), kind=st.sampled_from(FORMATS))
+@settings(max_examples=30, deadline=None)
+@given(
+    data=st.data(),
+    kind=st.sampled_from(FORMATS),
+    name=st.sampled_from(["qwen2 with a window", "phi3 with a window, partly rotated", "gemma2", "gemma3"]),
+)
 def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
-    family: str, data: st.DataObject, kind: tuple[torch.dtype, Quantize | None]
+    family: str, data: st.DataObject, kind: tuple[torch.dtype, Quantize | None], name: str
 ) -> None:
     dtype, quantize = kind
-    stand, tokens = Stand(network_of(CONFIGS["qwen2 with a window"], dtype), quantize), some_tokens(40)
+    stand, tokens = Stand(network_of(CONFIGS[name], dtype), quantize), some_tokens(40)
     alone = torch.cat([stand.forward((0, place, tokens[place : place + 1])) for place in range(40)])
     cuts = sorted(data.draw(st.sets(st.integers(1, 39), max_size=4)) | {0, 40})
     slot, start = data.draw(st.integers(0, 4)), 0
@@ -183,6 +214,18 @@ def test_a_position_has_the_same_logits_bit_for_bit_whatever_stands_beside_it(
         found = stand.forward(*shown)
         first = sum(len(part[2]) for part in shown[: [part[0] for part in shown].index(slot)])
         assert torch.equal(found[first : first + end - start], alone[start:end])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_logits_are_read_after_every_thread_has_computed_its_positions(name: str, family: str) -> None:
+    stand, tokens = Stand(network_of(CONFIGS[name])), some_tokens(39)
+    batch = causal_batch(tokens, torch.zeros_like(tokens), torch.arange(39))
+    whole = stand.decoder.forward(stand.cache.layers, batch)[2]
+    # The first of two threads computes 19 positions, and then the logits of the last of the 20 of the second thread.
+    pick_M = torch.tensor([38, 0, 1])
+    for _ in range(8):
+        found = stand.decoder.forward(stand.cache.layers, replace(batch, pick_M=pick_M), threads=2)[2]
+        assert torch.equal(found, whole[pick_M])
 
 
 @pytest.mark.parametrize(("dtype", "quantize"), FORMATS)
@@ -226,6 +269,28 @@ def test_rounded_weights_are_within_half_a_step(numbers: list[float], spread: fl
     assert ((back - weight).abs() <= 0.5 * step + weight.abs().max() / 500 + 1e-6).all()
 
 
+@pytest.mark.parametrize("name", ["llama with biases", "phi3", "gemma", "gemma2", "gemma3"])
+def test_masks_of_an_adapter_have_the_logits_that_torch_gives_them(name: str, family: str) -> None:
+    network, tokens, number_N = network_of(CONFIGS[name]), some_tokens(20), torch.arange(20)
+    lora = some_adapter(Checkpoint(network, bundled_checkpoint().tokenizer, MASK_ID, None)).lora
+    is_mask_N = number_N >= 16
+    batch = replace(
+        causal_batch(tokens, torch.zeros_like(tokens), number_N),
+        offset_N=torch.where(is_mask_N, number_N - 16, -1),
+        adapter_N=torch.where(is_mask_N, 0, -1),
+    )
+    logits = []
+    for make in (partial(CPURunner, quantize=None, consume=False), partial(TorchRunner, compiled=False)):
+        cache = SlotKVCache(network.config, network.dtype, network.device)
+        cache.resize(2, 32)
+        runner: Any = make(network, cache, mask_id=MASK_ID)
+        base = runner.run(batch).logits_MV
+        runner.use([runner.pack(lora)])
+        logits.append(runner.run(batch).logits_MV)
+        assert torch.equal(logits[-1][:16], base[:16]) and not torch.isclose(logits[-1][16:], base[16:]).all()
+    torch.testing.assert_close(*logits, atol=1e-3, rtol=0)
+
+
 def test_an_engine_that_consumes_its_network_frees_the_weights_it_packed() -> None:
     network, tokens = network_of(CONFIGS["llama, tied"]), some_tokens(20)
     expected = expected_logits(network, tokens)
@@ -236,15 +301,15 @@ def test_an_engine_that_consumes_its_network_frees_the_weights_it_packed() -> No
 
 
 def test_a_network_the_kernels_do_not_know_runs_through_torch_and_says_why() -> None:
-    gemma = network_of(GemmaConfig(**SIZES))
-    engine = Engine(Checkpoint(gemma, bundled_checkpoint().tokenizer, MASK_ID, None))
-    assert engine.kernels.startswith("torch, because") and "not GemmaForCausalLM" in engine.kernels
+    mixtral = network_of(MixtralConfig(**SIZES))
+    engine = Engine(Checkpoint(mixtral, bundled_checkpoint().tokenizer, MASK_ID, None))
+    assert engine.kernels.startswith("torch, because") and "not MixtralForCausalLM" in engine.kernels
 
 
 def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
-    gemma = network_of(GemmaConfig(**SIZES))
-    checkpoint = Checkpoint(gemma, bundled_checkpoint().tokenizer, MASK_ID, None)
-    with pytest.raises(ModelError, match=r"quantize int8 needs kernels that do not run here: .*not GemmaForCausalLM"):
+    mixtral = network_of(MixtralConfig(**SIZES))
+    checkpoint = Checkpoint(mixtral, bundled_checkpoint().tokenizer, MASK_ID, None)
+    with pytest.raises(ModelError, match=r"quantize int8 needs kernels that do not run here: .*not MixtralForCausalLM"):
         Engine(checkpoint, EngineOptions(quantize="int8"))
 
 
@@ -254,6 +319,7 @@ def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
         (LlamaConfig(**SIZES | {"hidden_size": 102}), "multiples of 32, not 102"),
         (LlamaConfig(**SIZES | {"head_dim": 48}), "heads of size 48"),
         (LlamaConfig(**SIZES | {"hidden_act": "gelu"}), "activation gelu"),
+        (Phi3Config(**SIZES, pad_token_id=None, partial_rotary_factor=0.5), "rotate multiples of 32 .* not 16"),
         (LlamaConfig(**SIZES | {"num_key_value_heads": 4}), "multiple of the key heads, not 6 and 4"),
     ],
     ids=str,

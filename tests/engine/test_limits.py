@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import Phi3Config, Qwen2Config
 
 from mars_ray.engine.core.limits import (
     MAX_NUM_SEQS_ON_CPU,
@@ -39,6 +39,20 @@ def resolved(of: Qwen2Config, **given: int | None) -> EngineLimits:
 
 def check(prompt: tuple[int, ...] = (1,), **sampling: Any) -> None:
     LIMITS.check(Request(id="a", prompt=prompt, sampling=SamplingParams(**sampling)))  # type: ignore[arg-type]
+
+
+def test_a_sequence_ends_where_longrope_would_change_the_frequencies_of_its_earlier_tokens() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    of = Phi3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors},
+    )
+    limits = resolve_limits(of, torch.float32, CPU, EngineOptions())
+    assert limits.max_model_len == 16
 
 
 def test_a_request_inside_every_limit_is_taken() -> None:

@@ -3,6 +3,7 @@
 import random
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from transformers import PreTrainedModel
 from mars_ray.engine.kv import slot_allocator
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import LOSSLESS, DecodeParams
+from mars_ray.errors import ModelError
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode, forward, last_logits
 from mars_ray.model.checkpoint import Checkpoint
-from tests.factories.engine import MakeEngine, Output, collect, engine_of, request, run
+from tests.factories.engine import MakeEngine, Output, as_unknown, collect, engine_of, request, run
 from tests.factories.networks import tiny_network
 from tests.factories.tokenizers import tiny_tokenizer
 
@@ -48,6 +50,21 @@ def oracle_options(decoding: DecodeParams, stop_ids: frozenset[int], max_tokens:
         max_tokens=max_tokens,
         stop_ids=stop_ids,
     )
+
+
+NETWORK: dict[str, Any] = {
+    "head_dim": 32,
+    "intermediate_size": 64,
+    "initializer_range": 0.3,
+    "attn_implementation": "eager",
+}
+"""A network that the kernels support, with clear choices and soft caps."""
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 7},
+    "phi3": {"sliding_window": 7},
+    "gemma2": {"sliding_window": 7, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+}
 
 
 class Oracle:
@@ -277,10 +294,15 @@ def test_modes_mix_in_one_batch(make_engine: MakeEngine, prompts: list[tuple[int
         assert_as_the_oracle_says(outputs[str(number)], reference.decode(prompts[number * 33], decoding, 24), decoding)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
-def test_other_architectures_decode_unchanged(architecture: str) -> None:
-    network: PreTrainedModel = tiny_network(architecture)
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(
+    "architecture", ["qwen2", "qwen3", "llama", "mistral", "phi3", "gemma", "gemma2", "gemma3_text", "mixtral"]
+)
+def test_other_architectures_decode_unchanged(architecture: str, kernels: bool) -> None:
+    network: PreTrainedModel = tiny_network(architecture, **NETWORK, **DIFFERENT.get(architecture, {}))
     checkpoint = Checkpoint(network=deepcopy(network), tokenizer=tiny_tokenizer(), mask_id=310, card=None)
+    if not kernels:
+        as_unknown(checkpoint)
     given = [tuple(range(5, 5 + length)) for length in (3, 21, 40)]
     outputs = run(
         engine_of(checkpoint),
@@ -291,6 +313,16 @@ def test_other_architectures_decode_unchanged(architecture: str) -> None:
     )
     expected = decode(network, given, DecodeOptions(threshold=0.0, block=3, max_tokens=9), mask_id=310)
     assert [outputs[str(n)].tokens for n in range(3)] == [each.tokens for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "named"), [("gpt_oss", "gpt_oss models has sinks"), ("bloom", "bloom models cannot be replaced")]
+)
+def test_networks_with_attention_of_another_kind_are_refused(architecture: str, named: str) -> None:
+    sizes = {"num_local_experts": 2} if architecture == "gpt_oss" else {}
+    checkpoint = Checkpoint(tiny_network(architecture, **sizes), tiny_tokenizer(), mask_id=310, card=None)
+    with pytest.raises(ModelError, match=named):
+        engine_of(checkpoint)
 
 
 def test_log_probabilities_belong_to_the_tokens_they_come_with(

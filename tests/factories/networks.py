@@ -20,6 +20,7 @@ def tiny_network(architecture: str = "qwen2", *, seed: int = 7, **fields: Any) -
         "max_position_embeddings": 64,
         "tie_word_embeddings": True,
         "bos_token_id": None,
+        "pad_token_id": None,
         "eos_token_id": 2,
     } | fields
     sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-ARCHITECTURES = ("qwen2", "qwen3", "llama")
+ARCHITECTURES = ("qwen2", "qwen3", "llama", "phi3", "gemma2", "gemma3_text")
 MakeFolder = Callable[..., Path]
 PROMPT = "two plus two is four, and Two plus Three is 5!"
 

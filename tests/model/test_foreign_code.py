@@ -79,7 +79,7 @@ def test_a_checkpoint_of_the_mars_authors_is_saved_as_plain_qwen2(
     assert torch.equal(logits_of(network), logits_of(tiny_network()))
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "phi3", "gemma2", "gemma3_text"])
 @pytest.mark.parametrize(
     "claims",
     [

@@ -109,7 +109,7 @@ def resolve_limits(
     if max_kv_tokens is None:
         fitting = int(MEMORY_SHARE * free_memory_bytes(device)) // bytes_per_token(config, dtype)
         max_kv_tokens = max(1, min(fitting, max_num_seqs * text.max_position_embeddings))
-    max_model_len = min(text.max_position_embeddings, max_kv_tokens)
+    max_model_len = min(_constant_rotary_length(text), max_kv_tokens)
     if max_model_len < 2:
         raise ConfigError(
             f"max_kv_tokens is {max_kv_tokens}; a prompt of one token and its answer need 2. Free memory or raise "
@@ -123,6 +123,21 @@ def resolve_limits(
         max_waiting_seqs=options.max_waiting_seqs,
         max_request_tokens=options.max_request_tokens,
     )
+
+
+def _constant_rotary_length(text: PretrainedConfig) -> int:
+    """Return the maximum length of a sequence whose rotary embedding is that of shorter sequences.
+
+    LongRoPE has other frequencies beyond its original length. They would not fit the keys that are already in the
+    cache, nor the other sequences of a step.
+    """
+    length: int = text.max_position_embeddings
+    rotary = getattr(text, "rope_parameters", None) or {}
+    by_layer_type = [part for part in rotary.values() if isinstance(part, dict)]
+    for part in (rotary, *by_layer_type):
+        if part.get("rope_type") == "longrope":
+            length = min(length, part["original_max_position_embeddings"])
+    return length
 
 
 def free_memory_bytes(device: torch.device) -> int:

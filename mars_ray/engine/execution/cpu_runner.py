@@ -1,4 +1,4 @@
-"""Run a decoder of the Llama family on a CPU through the compiled kernels."""
+"""Run a decoder on a CPU through the compiled kernels."""
 
 import ctypes
 import time

@@ -43,7 +43,7 @@ class TorchAdapter:
 
 
 class TorchRunner:
-    """Runs a network, whose attention it replaces. Raises `ModelError` if the network caps attention logits."""
+    """Runs a network, whose attention it replaces. Raises `ModelError` for attention of another kind."""
 
     def __init__(
         self,
@@ -53,10 +53,17 @@ class TorchRunner:
         mask_id: int,
         compiled: bool,
     ) -> None:
-        capped = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
-        if capped is not None:
-            raise ModelError(f"The model caps its attention logits at {capped}, which the engine does not support.")
+        if any(name.endswith(".sinks") for name, _ in network.named_parameters()):
+            raise ModelError(
+                f"The attention of {network.config.model_type} models has sinks, which the engine does not support. "
+                "Choose another model."
+            )
         network.set_attn_implementation(ATTENTION)
+        if network.config._attn_implementation != ATTENTION:  # transformers only warns
+            raise ModelError(
+                f"The attention of {network.config.model_type} models cannot be replaced, so the engine does not "
+                "support them. Choose another model."
+            )
         self._cache = cache
         self._forward = forward_of(network, mask_id)
         self._network = network

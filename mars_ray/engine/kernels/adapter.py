@@ -18,7 +18,7 @@ class _LowRank(ctypes.Structure):
 
 
 class AdapterStruct(ctypes.Structure):
-    """The struct `Adapter` of `decoder.cpp`."""
+    """The struct `Adapter` of `structures.h`."""
 
     _fields_ = (("mask_embedding", ctypes.c_void_p), ("pairs", ctypes.c_void_p), ("ranks", ctypes.c_int64))
 

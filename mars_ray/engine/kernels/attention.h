@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "activation.h"
 #include "linear.h"
 
 // The columns of its slot that a position may attend to: the first `prefix`, and later ones whose `behind` bit is set.
@@ -19,6 +20,11 @@ struct Sight {
 };
 
 constexpr int64_t QUERIES = 24;  // maximum queries that read the same keys together
+
+// How products of queries and keys become scores.
+struct Scores {
+  float scaling, cap;  // soft cap; 0 means none
+};
 
 // One query head of one position.
 template <class T>
@@ -126,7 +132,7 @@ inline int64_t scratch_size(int64_t columns, int64_t head_dim) { return QUERIES 
 //
 // The sums of a query have the same order whatever the other queries are: columns that only they see add zeros.
 template <int D, class T>
-void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* values, float scaling, float* scratch) {
+void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* values, const Scores& how, float* scratch) {
   constexpr int64_t words = D * sizeof(Factor<T>) / 4;
   constexpr int V = std::min(D / W, VALUE_VECTORS), TOGETHER = std::max(1, SUMS / V), FEW = std::max(1, TOGETHER / 2);
   using Dot = std::conditional_t<sizeof(Factor<T>) == 4, DotFloat32, DotBFloat16>;
@@ -149,8 +155,11 @@ void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* value
                                                             scratch + r * padded + column, padded);
   }
   float totals[QUERIES];
-  for (int64_t r = 0; r < rows; r++)
-    totals[r] = soften(scratch + r * padded, queries[r].sight, begin, padded, scaling);
+  for (int64_t r = 0; r < rows; r++) {
+    float* row = scratch + r * padded;
+    if (how.cap) soft_cap(row + begin, padded - begin, how.scaling, how.cap);
+    totals[r] = soften(row, queries[r].sight, begin, padded, how.cap ? 1.0f : how.scaling);
+  }
   for (int64_t r = 0; r < rows; r += TOGETHER) {
     const auto sum = rows - r > FEW ? gather<D, V, TOGETHER, T> : gather<D, V, FEW, T>;
     sum(queries + r, scratch + r * padded, totals + r, rows - r, values, begin, columns, padded);

@@ -1,4 +1,4 @@
-// One forward of a Llama-family decoder over the KV cache, in one call: the engine's step on a CPU.
+// One forward of a decoder over the KV cache, in one call: the engine's step on a CPU.
 //
 // All threads go through the layers together. Each computes its share of rows, columns or heads, and they synchronize
 // between operations. The output at a position depends, bit for bit, only on its own tokens: not on other rows or the
@@ -6,69 +6,17 @@
 #include <algorithm>
 #include <vector>
 
+#include "activation.h"
 #include "attention.h"
 #include "illegal_instruction.h"
 #include "inputs.h"
 #include "linear.h"
+#include "rms_norm.h"
 #include "sampler_head.h"
+#include "structures.h"
 #include "team.h"
 
 constexpr int64_t RUNS_EACH = 3;  // target number of attention runs per thread
-
-struct Layer {
-  const float* attention_norm;
-  Matrix qkv;
-  const float* query_norm;  // may be null
-  const float* key_norm;    // may be null
-  Matrix output;
-  const float* mlp_norm;
-  Matrix gate_up;
-  Matrix down;
-  int64_t window;  // sliding window; 0 means none
-};
-
-struct Model {
-  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, mask_id;
-  float norm_epsilon, scaling;
-  const void* embedding;
-  const float* final_norm;
-  Matrix head;
-  const Layer* layers;
-};
-
-struct Adapter {
-  const void* mask_embedding;  // [masks, hidden]
-  const LowRank* pairs;        // four per layer: qkv, output, gate_up, down
-  int64_t ranks;               // maximum over the pairs
-};
-
-// A contiguous range of masks that one adapter decodes.
-struct Group {
-  const Adapter* adapter;
-  int64_t first, count;
-};
-
-struct Batch {
-  int64_t positions, picks, threads, num_groups;
-  const Group* groups;  // masks of each adapter, after all other positions
-  const int64_t* offsets;  // number of masks before a mask in its row
-  const int64_t* ids;
-  const int64_t* slots;
-  const int64_t* places;    // positions in the sequence
-  const int64_t* columns;   // columns of the slot that keys and values are written to
-  const int64_t* prefixes;  // see Sight
-  const uint64_t* behind;
-  const float* cosines;  // [positions, head_dim]
-  const float* sines;
-  const int64_t* picked;
-  void* const* keys;  // per layer, [slots, kv_heads, width, head_dim]
-  void* const* values;
-  int64_t slot_stride, head_stride;
-  void* hidden;  // last hidden states, [picks, hidden]
-  float* logits;  // [picks, vocabulary padded to a multiple of COLUMNS]
-  int64_t* tokens;
-  float* confidences;
-};
 
 // Consecutive positions of one slot, which read its keys together.
 struct Run {
@@ -106,23 +54,6 @@ struct Buffers {
 };
 
 template <class T>
-void rms_norm(T* to, const T* from, const float* weight, int64_t size, float epsilon) {
-  Floats total = Floats{};
-  for (int64_t d = 0; d < size; d += W) total = multiply_add(load(from + d), load(from + d), total);
-  const Floats scale = broadcast(1.0f / std::sqrt(sum_of(total) / size + epsilon));
-  for (int64_t d = 0; d < size; d += W) store(to + d, rounded(load(from + d) * scale, from) * load(weight + d));
-}
-
-template <class T>
-void silu_and_mul(T* to, const T* gate_up, int64_t size) {
-  for (int64_t d = 0; d < size; d += W) {
-    const Floats gate = load(gate_up + d);
-    const Floats below = broadcast(1.0f) + exponential(Floats{} - gate);
-    store(to + d, rounded(gate / below, gate_up) * load(gate_up + size + d));
-  }
-}
-
-template <class T>
 class Step {
  public:
   Step(const Model& model, const Batch& batch, Buffers<T>& buffers, Team& team, int64_t thread)
@@ -131,24 +62,33 @@ class Step {
   void run() {
     const T* embedding = static_cast<const T*>(m.embedding);
     each(b.positions, [&](int64_t n) {
-      const T* from = embedding + b.ids[n] * m.hidden;
+      T* to = &at.hidden[n * m.hidden];
       for (int64_t g = 0; g < b.num_groups; g++)
-        if (const Group& group = b.groups[g]; group.first <= n && n < group.first + group.count)
-          from = static_cast<const T*>(group.adapter->mask_embedding) + b.offsets[n] * m.hidden;
-      std::copy_n(from, m.hidden, &at.hidden[n * m.hidden]);
+        if (const Group& group = b.groups[g]; group.first <= n && n < group.first + group.count) {
+          std::copy_n(static_cast<const T*>(group.adapter->mask_embedding) + b.offsets[n] * m.hidden, m.hidden, to);
+          return;
+        }
+      const T* from = embedding + b.ids[n] * m.hidden;
+      if (m.embedding_scale == 1.0f) std::copy_n(from, m.hidden, to);
+      else multiply(to, from, m.embedding_scale, m.hidden);
     });
     for (int64_t index = 0; index < m.num_layers; index++) layer(m.layers[index], index);
+    if (m.layers[m.num_layers - 1].down_norm) wait();
     each(b.picks, [&](int64_t n) {
       norm(n, b.picked[n], m.final_norm);
       std::copy_n(&at.normed[n * m.hidden], m.hidden, static_cast<T*>(b.hidden) + n * m.hidden);
       at.inputs.prepare(reading_of(m.head), &at.normed[n * m.hidden], n * m.hidden, m.hidden);
     });
     wait();
-    linear(m.head, rows(m.head, at.normed.data()), b.picks, share(m.head.columns),
-           [&](int64_t row, int64_t column, Floats left, Floats right) {
-             store(b.logits + row * m.head.columns + column, left);
-             store(b.logits + row * m.head.columns + column + W, right);
-           });
+    const auto unembed = [&](const auto& finish) {
+      linear(m.head, rows(m.head, at.normed.data()), b.picks, share(m.head.columns),
+             [&](int64_t row, int64_t column, Floats left, Floats right) {
+               store(b.logits + row * m.head.columns + column, finish(left));
+               store(b.logits + row * m.head.columns + column + W, finish(right));
+             });
+    };
+    if (m.logit_cap) unembed([&](Floats logit) { return soft_cap(logit, m.logit_cap); });
+    else unembed([](Floats logit) { return logit; });
     wait();
     each(b.picks, [&](int64_t n) { choose(n); });
   }
@@ -191,9 +131,7 @@ class Step {
     });
     wait();
     if (prepare_rows(l.output, at.attended.data())) wait();
-    add(l.output, at.attended.data());
-    adapt(4 * index + 1, l.output, at.attended.data(), at.hidden.data());
-    wait();
+    add(l.output, 4 * index + 1, at.attended.data(), l.output_norm);
     each(b.positions, [&](int64_t n) { norm(n, n, l.mlp_norm); });
     prepare_rows(l.gate_up, at.normed.data());
     wait();
@@ -201,30 +139,31 @@ class Step {
     adapt(4 * index + 2, l.gate_up, at.normed.data(), at.gate_up.data());
     wait();
     each(b.positions, [&](int64_t n) {
-      silu_and_mul(&at.activated[n * m.intermediate], &at.gate_up[n * 2 * m.intermediate], m.intermediate);
+      T* to = &at.activated[n * m.intermediate];
+      activate_and_mul(m.activation, to, &at.gate_up[n * 2 * m.intermediate], m.intermediate);
     });
     prepare_rows(l.down, at.activated.data());
     wait();
-    add(l.down, at.activated.data());
-    adapt(4 * index + 3, l.down, at.activated.data(), at.hidden.data());
-    wait();
+    add(l.down, 4 * index + 3, at.activated.data(), l.down_norm);
   }
 
   void norm(int64_t row, int64_t from, const float* weight) {
-    rms_norm(&at.normed[row * m.hidden], &at.hidden[from * m.hidden], weight, m.hidden, m.norm_epsilon);
+    rms_norm(&at.normed[row * m.hidden], &at.hidden[from * m.hidden], weight, m.hidden, m.norm_epsilon, m.norm_rounding);
   }
 
   void write(const Layer& l, int64_t n, T* keys, T* values) {
     const int64_t size = m.head_dim, width = (m.heads + 2 * m.kv_heads) * size;
     T* row = &at.qkv[n * width];
     const int64_t cell = b.slots[n] * b.slot_stride + b.columns[n] * size;
+    const int64_t turn = (l.rotary * b.positions + n) * m.rotary_dim;
     for (int64_t head = 0; head < m.heads + m.kv_heads; head++) {
       const bool is_query = head < m.heads;
       T* part = row + head * size;
       const float* weight = is_query ? l.query_norm : l.key_norm;
-      if (weight) rms_norm(part, part, weight, size, m.norm_epsilon);
+      if (weight) rms_norm(part, part, weight, size, m.norm_epsilon, m.norm_rounding);
       T* to = is_query ? part : keys + cell + (head - m.heads) * b.head_stride;
-      rotate(to, part, b.cosines + n * size, b.sines + n * size, size);
+      rotate(to, part, b.cosines + turn, b.sines + turn, m.rotary_dim);
+      if (!is_query) std::copy(part + m.rotary_dim, part + size, to + m.rotary_dim);
     }
     for (int64_t head = 0; head < m.kv_heads; head++)
       std::copy_n(row + (m.heads + m.kv_heads + head) * size, size, values + cell + head * b.head_stride);
@@ -249,12 +188,13 @@ class Step {
   }
 
   void attend_with(const Query<T>* queries, int64_t count, const T* keys, const T* values, float* scratch) {
+    const Scores how{m.scaling, m.attention_cap};
     switch (m.head_dim) {
-      case 32: return attend<32>(queries, count, keys, values, m.scaling, scratch);
-      case 64: return attend<64>(queries, count, keys, values, m.scaling, scratch);
-      case 96: return attend<96>(queries, count, keys, values, m.scaling, scratch);
-      case 128: return attend<128>(queries, count, keys, values, m.scaling, scratch);
-      case 256: return attend<256>(queries, count, keys, values, m.scaling, scratch);
+      case 32: return attend<32>(queries, count, keys, values, how, scratch);
+      case 64: return attend<64>(queries, count, keys, values, how, scratch);
+      case 96: return attend<96>(queries, count, keys, values, how, scratch);
+      case 128: return attend<128>(queries, count, keys, values, how, scratch);
+      case 256: return attend<256>(queries, count, keys, values, how, scratch);
     }
   }
 
@@ -334,14 +274,31 @@ class Step {
     return {reinterpret_cast<const int32_t*>(from), width * static_cast<int64_t>(sizeof(T)) / 4, nullptr, nullptr, 0};
   }
 
-  // Adds the output of layer `w` to the residual stream.
-  void add(const Matrix& w, const T* from) {
+  // Adds the output of layer `w`, adapted by pair `number`, to the residual stream. Afterwards every thread may read the
+  // positions that it has in `each`; without a norm, all positions.
+  void add(const Matrix& w, int64_t number, const T* from, const float* weight) {
+    if (weight) return add_normed(w, number, from, weight);
     linear(w, rows(w, from), b.positions, share(w.columns),
            [&](int64_t row, int64_t column, Floats left, Floats right) {
              T* to = &at.hidden[row * m.hidden + column];
              store(to, load(to) + rounded(left, to));
              store(to + W, load(to + W) + rounded(right, to));
            });
+    adapt(number, w, from, at.hidden.data());
+    wait();
+  }
+
+  // The same with a norm of the whole output, for which `normed` has room.
+  void add_normed(const Matrix& w, int64_t number, const T* from, const float* weight) {
+    project(w, from, at.normed.data());
+    adapt(number, w, from, at.normed.data());
+    wait();
+    each(b.positions, [&](int64_t n) {
+      T* out = &at.normed[n * m.hidden];
+      rms_norm(out, out, weight, m.hidden, m.norm_epsilon, m.norm_rounding);
+      T* to = &at.hidden[n * m.hidden];
+      for (int64_t d = 0; d < m.hidden; d += W) store(to + d, load(to + d) + load(out + d));
+    });
   }
 
   // Finds the most likely token other than the mask, and its probability.

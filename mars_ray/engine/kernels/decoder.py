@@ -1,4 +1,4 @@
-"""Run a decoder step of the Llama family on a CPU, in one call into compiled kernels.
+"""Run a decoder step on a CPU, in one call into compiled kernels.
 
 The output at a position depends, bit for bit, only on its own tokens: not on the rest of the batch, its place in the
 batch or the number of threads. So a drafted and verified token has the same logits as a token decoded alone.
@@ -11,27 +11,16 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.kernels.adapter import AdapterPacker, FusedLoRA
+from mars_ray.engine.kernels.architectures import Activation, architecture_of
 from mars_ray.engine.kernels.build import kernel_library
-from mars_ray.engine.kernels.families import KernelError
 from mars_ray.engine.kernels.packed import Format, Matrix, PackedLinear, pack, unpack
 from mars_ray.engine.kv.attention import Layers
-from mars_ray.engine.kv.cache import kv_shape
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 
-FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-"""Networks whose layers `decoder.cpp` implements. Subclasses are excluded, because their layers may differ."""
-HEAD_SIZES = (32, 64, 96, 128, 256)
-TOGETHER = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("self_attn.o_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
-    ("mlp.down_proj",),
-)
-"""Linear layers of a decoder layer; each group is packed as one matrix."""
 PER_POSITION = tuple(
     field.name for field in fields(ForwardBatch) if field.name.endswith("_N") and field.name != "back_N"
 )
@@ -48,18 +37,21 @@ class _Layer(ctypes.Structure):
         ("query_norm", POINTER),
         ("key_norm", POINTER),
         ("output", Matrix),
+        ("output_norm", POINTER),
         ("mlp_norm", POINTER),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("down_norm", POINTER),
         ("window", INT),
+        ("rotary", INT),
     )
 
 
 class _Model(ctypes.Structure):
     _fields_ = (
         *((name, INT) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, INT) for name in ("vocabulary", "mask_id")),
-        *((name, FLOAT) for name in ("norm_epsilon", "scaling")),
+        *((name, INT) for name in ("vocabulary", "mask_id", "rotary_dim", "activation", "norm_rounding")),
+        *((name, FLOAT) for name in ("norm_epsilon", "scaling", "attention_cap", "logit_cap", "embedding_scale")),
         *((name, POINTER) for name in ("embedding", "final_norm")),
         ("head", Matrix),
         ("layers", POINTER),
@@ -82,7 +74,7 @@ class _Batch(ctypes.Structure):
 
 
 class FusedDecoder:
-    """Runs a decoder of the Llama family with packed weights.
+    """Runs a decoder of one of the `ARCHITECTURES` with packed weights.
 
     With `consume`, the weights of each layer of `network` are freed once they are packed, so that memory never holds
     the model twice. Raises `KernelError` with the reason if the kernels do not support the model, its sizes or the
@@ -97,7 +89,7 @@ class FusedDecoder:
         quantize: str | None,
         consume: bool,
     ) -> None:
-        _check(network)
+        self._architecture = architecture_of(network)
         library = kernel_library()
         name = str(network.dtype).removeprefix("torch.")
         self._call = library.function(f"forward_{name}")
@@ -112,7 +104,7 @@ class FusedDecoder:
         self._model = self._describe(network, mask_id)
         # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
         low = Format.FLOAT32 if network.dtype == torch.float32 else Format.INT8
-        self._packer = AdapterPacker(self._body, TOGETHER, low, network.dtype, self._layout)
+        self._packer = AdapterPacker(self._body, self._architecture.linears, low, network.dtype, self._layout)
         self._network = network
         self._layers: Layers | None = None
         """The cache whose addresses `_keys` and `_values` hold. A cache with new tensors is a new list."""
@@ -153,10 +145,7 @@ class FusedDecoder:
             batch = _by_adapter(batch)
             groups = _groups(adapters, batch.adapter_N, batch.offset_N)
         packed_groups = (_Group * len(groups))(*groups)
-        cosine_ND, sine_ND = (
-            part[0].float().contiguous()
-            for part in self._body.rotary_emb(torch.empty(0, dtype=self._dtype), batch.position_N[None])
-        )
+        cosines, sines = self._architecture.rotations(self._body, batch.position_N)
         logits_MV = torch.empty(picks, self._model.head.columns)
         hidden_MH = torch.empty(picks, self._model.hidden, dtype=self._dtype)
         token_M = torch.empty(picks, dtype=torch.int64)
@@ -169,7 +158,7 @@ class FusedDecoder:
             len(groups),
             ctypes.addressof(packed_groups),
             batch.offset_N.data_ptr(),
-            *(tensor.data_ptr() for tensor in (*inputs, cosine_ND, sine_ND, batch.pick_M)),
+            *(tensor.data_ptr() for tensor in (*inputs, cosines, sines, batch.pick_M)),
             ctypes.addressof(self._keys),
             ctypes.addressof(self._values),
             keys.stride(0),
@@ -187,8 +176,10 @@ class FusedDecoder:
     def _describe(self, network: PreTrainedModel, mask_id: int) -> _Model:
         config = network.config
         body = self._body
+        architecture = self._architecture
         head: Any = network.get_output_embeddings()
         attention = body.layers[0].self_attn
+        attention_cap, logit_cap = architecture.caps_of(config)
         layers = (_Layer * len(body.layers))(*(self._layer(layer) for layer in body.layers))
         self._kept.append(layers)
         # The output head keeps 8 bits, as in other engines: 4 bits would cost more quality than they gain in speed.
@@ -202,8 +193,14 @@ class FusedDecoder:
             intermediate=config.intermediate_size,
             vocabulary=head.out_features,
             mask_id=mask_id,
-            norm_epsilon=body.norm.variance_epsilon,
+            rotary_dim=architecture.rotary_dim(body),
+            activation=Activation[architecture.activation_of(config)],
+            norm_rounding=architecture.rounding,
+            norm_epsilon=config.rms_norm_eps,
             scaling=attention.scaling,
+            attention_cap=attention_cap,
+            logit_cap=logit_cap,
+            embedding_scale=_embedding_scale(body.embed_tokens),
             embedding=self._address(body.embed_tokens.weight.detach().contiguous()),
             final_norm=self._norm(body.norm),
             head=self._head.matrix,
@@ -211,18 +208,27 @@ class FusedDecoder:
         )
 
     def _layer(self, layer: Any) -> _Layer:
+        architecture = self._architecture
         attention = layer.self_attn
-        mlp = layer.mlp
+        qkv, output, gate_up, down = (
+            self._pack(group, self._kind).matrix for group in architecture.linear_layers(layer)
+        )
+        norms = {
+            "attention_norm": layer.input_layernorm,
+            "query_norm": getattr(attention, "q_norm", None),
+            "key_norm": getattr(attention, "k_norm", None),
+            "output_norm": architecture.output_norm and getattr(layer, architecture.output_norm),
+            "mlp_norm": getattr(layer, architecture.mlp_norm),
+            "down_norm": architecture.down_norm and getattr(layer, architecture.down_norm),
+        }
         return _Layer(
-            attention_norm=self._norm(layer.input_layernorm),
-            qkv=self._pack([attention.q_proj, attention.k_proj, attention.v_proj], self._kind).matrix,
-            query_norm=self._norm(getattr(attention, "q_norm", None)),
-            key_norm=self._norm(getattr(attention, "k_norm", None)),
-            output=self._pack([attention.o_proj], self._kind).matrix,
-            mlp_norm=self._norm(layer.post_attention_layernorm),
-            gate_up=self._pack([mlp.gate_proj, mlp.up_proj], self._kind).matrix,
-            down=self._pack([mlp.down_proj], self._kind).matrix,
-            window=_window(attention) or 0,
+            qkv=qkv,
+            output=output,
+            gate_up=gate_up,
+            down=down,
+            window=architecture.window_of(attention),
+            rotary=architecture.rotary_of(attention),
+            **{name: self._norm(norm) for name, norm in norms.items()},
         )
 
     def _pack(self, layers: list[nn.Linear], kind: Format) -> PackedLinear:
@@ -234,7 +240,7 @@ class FusedDecoder:
         return packed
 
     def _norm(self, norm: Any) -> int | None:
-        return None if norm is None else self._address(norm.weight.detach().float().contiguous())
+        return None if norm is None else self._address(self._architecture.norm_weight(norm))
 
     def _address(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
@@ -267,36 +273,7 @@ def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
-def _window(attention: Any) -> int | None:
-    """Return the sliding window of a layer. Mistral has one for all layers; others may have one in some layers."""
-    if attention.config.model_type == "mistral":
-        return cast(int | None, attention.config.sliding_window)
-    return cast(int | None, getattr(attention, "sliding_window", None))
-
-
-def _check(network: PreTrainedModel) -> None:
-    """Raise `KernelError` for a network that the kernels do not support."""
-    if type(network) not in FAMILY:
-        raise KernelError(
-            f"the kernels support {', '.join(kind.__name__ for kind in FAMILY)}, not {type(network).__name__}."
-        )
-    if network.device.type != "cpu" or network.dtype not in (torch.float32, torch.bfloat16):
-        raise KernelError(
-            f"the kernels support float32 and bfloat16 on a CPU, not {network.dtype} on {network.device}."
-        )
-    config = network.config
-    body = cast(Any, network.model)
-    head_dim = body.layers[0].self_attn.head_dim
-    if config.hidden_act != "silu" or head_dim not in HEAD_SIZES:
-        raise KernelError(f"the kernels do not support activation {config.hidden_act} with heads of size {head_dim}.")
-    if kv_shape(config) != (len(body.layers), config.num_key_value_heads, head_dim):
-        raise KernelError(
-            f"layers, key heads and head size in the config are {kv_shape(config)}, but the network has others."
-        )
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise KernelError(
-            f"the number of query heads must be a multiple of the key heads, not {config.num_attention_heads} and "
-            f"{config.num_key_value_heads}."
-        )
-    if odd := [size for size in (config.hidden_size, config.intermediate_size) if size % 32]:
-        raise KernelError(f"the kernels need sizes that are multiples of 32, not {odd[0]}.")
+def _embedding_scale(embedding: Any) -> float:
+    """Return the number by which a network multiplies its input embeddings, rounded to their dtype."""
+    scale = getattr(embedding, "embed_scale", None)
+    return 1.0 if scale is None else float(scale.to(embedding.weight.dtype))

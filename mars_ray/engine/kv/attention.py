@@ -38,6 +38,16 @@ class Rectangle:
     """Attention mask [R, 1, G * P, C]: 0 where a position may attend to a column, otherwise -inf."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRules:
+    """The rules that make attention weights of the products of queries and keys in one layer."""
+
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+    """Soft cap: a score s becomes softcap * tanh(s / softcap)."""
+
+
 def decoding_rectangle(batch: ForwardBatch, groups: int, dtype: torch.dtype) -> Rectangle:
     """Return the first rectangle of a step, with the active slots. All layers share it."""
     return _rectangle(batch, batch.where_RP, batch.column_C, groups, dtype)
@@ -70,42 +80,40 @@ def attend(
     decoding: Rectangle,
     prefill: Rectangle | None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Write keys and values to the cache, attend, and return the output [1, N, H, D].
 
     `decoding` reads the active slots, which come first in the cache, as a slice; `prefill` reads copies of its slots.
     """
+    scores = ScoreRules(scaling, sliding_window, softcap)
     keys, values = layers[module.layer_idx]  # type: ignore[index]
     # When compiled, index_copy_ into one slot would copy the whole layer; this assignment writes in place.
     keys[batch.slot_N, :, batch.target_N] = key_1KND[0].transpose(0, 1)
     values[batch.slot_N, :, batch.target_N] = value_1KND[0].transpose(0, 1)
     if decoding.where_RP.shape[0] == 1 and prefill is None:
-        return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scaling, sliding_window), None
+        return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scores), None
     query_NHD = query_1HND[0].transpose(0, 1)
     rows = decoding.where_RP.shape[0]
-    out_NHD = _attend(query_NHD, keys[:rows], values[:rows], decoding, scaling, sliding_window)
+    out_NHD = _attend(query_NHD, keys[:rows], values[:rows], decoding, scores)
     if batch.prefill is not None and prefill is not None:
         slot_L = batch.prefill.slot_L
         columns = prefill.column_C.shape[0]
         read = (keys[slot_L, :, :columns], values[slot_L, :, :columns])
-        out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prefill, scaling, sliding_window)])
+        out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prefill, scores)])
     return out_NHD[batch.back_N][None], None
 
 
-def _attend_alone(
-    query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
-) -> Tensor:
+def _attend_alone(query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
     """Return attention [1, N, H, D] for a single active slot, whose cells are in packed order."""
     _, heads, positions, size = query_1HND.shape
     query = query_1HND.reshape(1, keys.shape[1], -1, size)
-    out = _scores_and_values(query, keys, values, within, scaling, sliding_window)
+    out = _scores_and_values(query, keys, values, within, scores)
     return out.view(1, heads, positions, size).transpose(1, 2)
 
 
-def _attend(
-    query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
-) -> Tensor:
+def _attend(query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
     """Return attention [R * P, H, D] in one rectangle."""
     rows, positions = within.where_RP.shape
     heads = keys.shape[1]
@@ -114,23 +122,25 @@ def _attend(
     # Query heads that share a key head become further positions, so that the keys are not copied for each query head.
     query = query_NHD[within.where_RP].view(rows, positions, heads, groups, size).permute(0, 2, 3, 1, 4)
     query = query.reshape(rows, heads, groups * positions, size)
-    out = _scores_and_values(query, keys, values, within, scaling, sliding_window)
+    out = _scores_and_values(query, keys, values, within, scores)
     by_position = out.view(rows, heads, groups, positions, size).permute(0, 3, 1, 2, 4)
     return by_position.reshape(rows * positions, heads * groups, size)
 
 
-def _scores_and_values(
-    query: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scaling: float, sliding_window: int | None
-) -> Tensor:
+def _scores_and_values(query: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
     """Return attention of the queries [R, K, G * P, D] to the columns that each position may attend to."""
     columns = within.column_C.shape[0]
     visible = within.visible
-    if sliding_window is not None:
-        outside_RPC = within.column_C <= within.position_RP[..., None] - sliding_window
+    if scores.sliding_window is not None:
+        outside_RPC = within.column_C <= within.position_RP[..., None] - scores.sliding_window
         visible = visible + _hidden(outside_RPC, query.shape[2] // within.where_RP.shape[1], visible.dtype)
-    return nn.functional.scaled_dot_product_attention(
-        query, keys[:, :, :columns], values[:, :, :columns], attn_mask=visible, scale=scaling
-    )
+    keys = keys[:, :, :columns]
+    values = values[:, :, :columns]
+    if scores.softcap is None:
+        return nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=visible, scale=scores.scaling)
+    capped = (query @ keys.transpose(2, 3) * scores.scaling / scores.softcap).tanh() * scores.softcap
+    weights = (capped + visible).softmax(dim=-1, dtype=torch.float32)
+    return weights.to(query.dtype) @ values
 
 
 def _hidden(hidden_RPC: Tensor, groups: int, dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mars_ray.method.logits import logits_at
+from mars_ray.model.network import attention_for
 from mars_ray.progress import ProgressLine
 
 Tokens = tuple[int, ...]
@@ -76,7 +77,7 @@ def plain_attention(network: PreTrainedModel) -> Iterator[None]:
     """Let the network use attention without a KV cache inside the `with` block; an engine may have installed
     another."""
     previous = network.config._attn_implementation
-    network.set_attn_implementation("sdpa")
+    network.set_attn_implementation(attention_for(network.config))
     try:
         yield
     finally:

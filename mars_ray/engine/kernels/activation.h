@@ -1,0 +1,43 @@
+// Operations on single numbers of a row: activations of an MLP, soft caps, and multiples.
+#pragma once
+#include "simd.h"
+
+enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
+
+// x times the logistic function of `slope`.
+inline Floats gated(Floats x, Floats slope) { return x / (broadcast(1.0f) + exponential(Floats{} - slope)); }
+
+// The tangent approximation of GELU is x (1 + tanh(y)) / 2, which is x times the logistic function of 2y.
+inline Floats gelu(Floats x) {
+  const Floats cubic = multiply_add(x * x * broadcast(0.044715f), x, x);
+  return gated(x, cubic * broadcast(1.5957691216f));  // 2 sqrt(2 / pi)
+}
+
+template <class T, class Act>
+void activate_and_mul(const Act& act, T* to, const T* gate_up, int64_t size) {
+  for (int64_t d = 0; d < size; d += W)
+    store(to + d, rounded(act(load(gate_up + d)), gate_up) * load(gate_up + size + d));
+}
+
+// Multiplies the activated first half of `gate_up` by the second half.
+template <class T>
+void activate_and_mul(Activation kind, T* to, const T* gate_up, int64_t size) {
+  if (kind == SILU) activate_and_mul([](Floats x) { return gated(x, x); }, to, gate_up, size);
+  else activate_and_mul([](Floats x) { return gelu(x); }, to, gate_up, size);
+}
+
+// cap tanh(x / cap)
+inline Floats soft_cap(Floats x, float cap) {
+  const Floats power = exponential(x * broadcast(2.0f / cap));
+  return broadcast(cap) - broadcast(2.0f * cap) / (power + broadcast(1.0f));
+}
+
+// Scales a row of scores and caps them, in place.
+inline void soft_cap(float* row, int64_t size, float scaling, float cap) {
+  for (int64_t d = 0; d < size; d += W) store(row + d, soft_cap(load(row + d) * broadcast(scaling), cap));
+}
+
+template <class T>
+void multiply(T* to, const T* from, float factor, int64_t size) {
+  for (int64_t d = 0; d < size; d += W) store(to + d, load(from + d) * broadcast(factor));
+}
