@@ -84,7 +84,7 @@ def work(name: str, threads: int) -> None:
             number += 1
             prompt = tuple(1 + (number * 31 + position * 7) % 400 for position in range(CONTEXT))
             sampling = SamplingParams(max_tokens=engine.limits.max_model_len - CONTEXT - 1, ignore_eos=True)
-            engine.add(Request(str(number), prompt, sampling=sampling, decode=DecodeParams(mode=Mode.AR)))
+            engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=DecodeParams(mode=Mode.AR)))
         while engine.running < int(rows):
             engine.step()
         engine.step()

@@ -169,7 +169,7 @@ def show(results: list[tuple[Run, Outcome]], title: str) -> None:
     for column in ("load", "replicas", "in time, %", "mean replicas", "most", "changes per hour", "accuracy, %"):
         table.add_column(column)
     for load in LOADS:
-        rows = {}
+        rows: dict[str, list[Outcome]] = {}
         for asked, outcome in results:
             if asked.load == load:
                 rows.setdefault(asked.name, []).append(outcome)

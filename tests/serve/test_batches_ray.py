@@ -106,6 +106,10 @@ class Callers:
         for thread in self._threads:
             thread.start()
 
+    def answered_since(self, before: int, _batch: Batch) -> bool:
+        """Whether each of them may have had an answer since there were `before`."""
+        return self.answered > before + CALLERS
+
     def end(self) -> None:
         self._ended.set()
         for thread in self._threads:
@@ -132,9 +136,8 @@ def test_five_kills_under_callers_lose_no_row_and_answer_none_twice(tmp_path: Pa
             batch = begun(client, rows)
             for number, name in enumerate((RUNNER, GATEWAY, CONTROL, ENGINE)):
                 until(client, batch.id, partial(reached, rows * (number + 1) // 6))
-                answered = callers.answered
                 kill(running, name)
-                until(client, batch.id, lambda _, before=answered: callers.answered > before + CALLERS)
+                until(client, batch.id, partial(callers.answered_since, callers.answered))
             assert done(until(client, batch.id, partial(reached, rows * 5 // 6))) < rows
             family = psutil.Process(running.process.pid).children(recursive=True)
             for process in (*family, psutil.Process(running.process.pid)):

@@ -140,10 +140,11 @@ def test_the_youngest_sequence_of_lower_priority_leaves_its_place_and_goes_on_la
     assert not engine.busy
 
 
-@pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"frequency_penalty": 1.0}])
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_a_sequence_that_would_go_on_differently_keeps_its_place(
-    engine: VllmEngine, core: CountingCore, sampling: dict[str, float]
+    engine: VllmEngine, core: CountingCore, penalty: str
 ) -> None:
+    sampling: dict[str, Any] = {penalty: 1.0}
     for name in "ab":
         engine.add(request(name, max_tokens=6, **sampling))
     engine.step()

@@ -19,7 +19,7 @@ from mars_ray.control.policies.spare import callers_alone, has_batches, needed_r
 from mars_ray.control.policies.worth import worst_latency
 
 WELL_USED = 0.8
-"""Share of a replica's time that demand should take at full quality, without a promise or before anything is learned."""
+"""Share of a replica's time that demand should take at full quality, as long as no promise has taught another."""
 MOST_USED = 0.95
 """Upper bound of the learned share, because demand is an estimate."""
 LEAST_USED = 0.2
