@@ -99,7 +99,9 @@ def test_answers_are_those_of_an_engine_whose_adapters_never_change(kernels: boo
                 made = adapters_of(kernels)
                 engine.set_adapters({name: engine.pack_adapter(made[kind]) for name, kind in present.items()})
             case (name, prompt, decoding, max_tokens, temperature):
-                sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": number, "ignore_eos": True}
+                sampling = {"max_tokens": max_tokens, "seed": number, "ignore_eos": True}
+                # Sums of torch depend on the batch in their last bits, which decide a draw once in a while.
+                sampling["temperature"] = temperature if kernels else 0.0
                 wanted = request(number, PROMPTS[prompt], DecodeParams(**decoding, adapter=name), **sampling)
                 if name is not None and name not in present:
                     with pytest.raises(RequestError, match=f"adapter is {name!r}; this engine has"):
