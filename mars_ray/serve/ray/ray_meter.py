@@ -10,14 +10,12 @@ import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
 
-from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.errors import MarsRayError
 from mars_ray.ray_cluster import temporary_folder
-from mars_ray.ray_private import NAMESPACE
+from mars_ray.serve.ray.named_actor import NamedActor, remove_actor
 from mars_ray.serve.usage.ledger import UsageLedger
 from mars_ray.serve.usage.ledger_files import usage_folder
 from mars_ray.serve.usage.meter import MeterMessage, MeterReply, UsageMeter
@@ -27,8 +25,6 @@ from mars_ray.storage.private import private_folder
 
 T = TypeVar("T")
 
-ASK_SECONDS = 10.0
-"""Seconds that a call may take, which may include the start of the actor."""
 IDLE_S = 300.0
 SETTLE_S = 3.0
 """Seconds in which gateways introduce themselves to a restarted meter. A gateway tries again more often than that."""
@@ -84,65 +80,26 @@ class RayMeter:
     """Client of an application's meter, see `MeterLink`. Use it within one event loop."""
 
     def __init__(self, app: str, storage: str | None) -> None:
-        self._app = app
-        self._storage = storage
-        self._handle: Any = None
-        self._starting = asyncio.Lock()
+        self._actor = NamedActor(MeterActor, _name(app), storage, title="the meter of usage")
 
     async def sync(self, message: MeterMessage) -> MeterReply:
         """Send a message."""
-        reply: MeterReply = await self._ask("sync", message)
+        reply: MeterReply = await self._actor.ask("sync", message)
         return reply
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
         """Count records."""
-        await self._ask("record", records)
+        await self._actor.ask("record", records)
 
     async def report(self, query: UsageQuery, account: str | None) -> UsageSums:
         """Return the sums of a report."""
-        sums: UsageSums = await self._ask("report", query, account)
+        sums: UsageSums = await self._actor.ask("report", query, account)
         return sums
-
-    async def _ask(self, method: str, *args: Any) -> Any:
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                try:
-                    answer = await self._call(method, *args)
-                except ActorDiedError:  # the actor ended itself because it was idle: start a new one
-                    self._handle = None
-                    answer = await self._call(method, *args)
-        except (RayError, TimeoutError) as error:
-            raise UnavailableError("the meter of usage does not answer. Try again in a few seconds.") from error
-        if isinstance(answer, MarsRayError):
-            raise answer
-        return answer
-
-    async def _call(self, method: str, *args: Any) -> Any:
-        async with self._starting:
-            if self._handle is None:
-                self._handle = await asyncio.to_thread(self._start)
-        return await getattr(self._handle, method).remote(*args)
-
-    def _start(self) -> Any:
-        actor = ray.remote(MeterActor).options(
-            name=_name(self._app),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            num_cpus=0,
-        )
-        return actor.remote(self._storage, uuid4().hex)
 
 
 def remove_meter(app: str) -> None:
     """End the meter of an application that is gone. Counts without storage are deleted."""
-    try:
-        handle = ray.get_actor(_name(app), namespace=NAMESPACE)
-    except ValueError:
-        return
-    ray.wait([handle.remove.remote()], timeout=ASK_SECONDS)
-    ray.kill(handle)
+    remove_actor(_name(app), "remove")
 
 
 def _name(app: str) -> str:

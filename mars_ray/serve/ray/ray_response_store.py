@@ -9,19 +9,15 @@ import asyncio
 import time
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
 
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.ray_cluster import temporary_folder
-from mars_ray.ray_private import NAMESPACE
 from mars_ray.serve.http.response_store import ResponseStore, StoredResponse, Turn, remove_stale
+from mars_ray.serve.ray.named_actor import NamedActor, remove_actor
 from mars_ray.storage.private import private_folder
 
-ASK_SECONDS = 10.0
-"""Seconds that a call may take, which may include the start of the actor."""
 CHECK_SECONDS = 60.0
 """Seconds between two checks for expired responses."""
 
@@ -60,67 +56,31 @@ class RayResponseStore:
     """Client of an application's store, see `ResponseStoreClient`. Use it within one event loop."""
 
     def __init__(self, app: str) -> None:
-        self._app = app
-        self._handle: Any = None
+        self._actor = NamedActor(ResponseStoreActor, _name(app), title="the store of responses")
 
     async def put(self, owner: str, stored: StoredResponse) -> bool:
         """Store a response and return whether it fits the bounds."""
-        fits: bool = await self._ask("put", owner, stored)
+        fits: bool = await self._actor.ask("call", "put", owner, stored)
         return fits
 
     async def get(self, owner: str, id: str) -> str:
         """Return a response object as JSON. Raises `ResponseNotFoundError`."""
-        response: str = await self._ask("get", owner, id)
+        response: str = await self._actor.ask("call", "get", owner, id)
         return response
 
     async def delete(self, owner: str, id: str) -> None:
         """Delete a response. Raises `ResponseNotFoundError`."""
-        await self._ask("delete", owner, id)
+        await self._actor.ask("call", "delete", owner, id)
 
     async def chain(self, owner: str, id: str, max_bytes: int) -> list[Turn]:
         """Return the conversation that ends with a response, see `ResponseStore.chain`."""
-        turns: list[Turn] = await self._ask("chain", owner, id, max_bytes)
+        turns: list[Turn] = await self._actor.ask("call", "chain", owner, id, max_bytes)
         return turns
-
-    async def _ask(self, method: str, *args: Any) -> Any:
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                try:
-                    answer = await self._call(method, *args)
-                except ActorDiedError:  # the actor ended itself because it was empty: start a new one
-                    self._handle = None
-                    answer = await self._call(method, *args)
-        except (RayError, TimeoutError) as error:
-            raise UnavailableError("the store of responses does not answer. Try again in a few seconds.") from error
-        if isinstance(answer, MarsRayError):
-            raise answer
-        return answer
-
-    async def _call(self, method: str, *args: Any) -> Any:
-        if self._handle is None:
-            self._handle = await asyncio.to_thread(self._start)
-        return await self._handle.call.remote(method, *args)
-
-    def _start(self) -> Any:
-        actor = ray.remote(ResponseStoreActor).options(
-            name=_name(self._app),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            num_cpus=0,
-        )
-        return actor.remote(uuid4().hex)
 
 
 def remove_response_store(app: str) -> None:
     """Delete the stored responses of an application that is gone, and end its store."""
-    try:
-        handle = ray.get_actor(_name(app), namespace=NAMESPACE)
-    except ValueError:
-        return
-    ray.wait([handle.call.remote("remove")], timeout=ASK_SECONDS)
-    ray.kill(handle)
+    remove_actor(_name(app), "call", "remove")
 
 
 def _name(app: str) -> str:
