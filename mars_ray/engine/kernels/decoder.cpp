@@ -354,7 +354,10 @@ void run(const Model& model, const Batch& batch) {
   }
   Team& team = own_team();
   Buffers<T>& shared = buffers;  // the caller's, not those of the thread that runs
-  team.run(batch.threads, [&](int64_t thread) { Step<T>(model, batch, shared, team, thread).run(); });
+  team.run(batch.threads, [&](int64_t thread) {
+    Step<T>(model, batch, shared, team, thread).run();
+    shape_tiles(0);
+  });
 }
 
 // Everything else is hidden, so that libraries of several families can be loaded into one process.

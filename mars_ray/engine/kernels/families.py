@@ -4,12 +4,14 @@
 supports is used.
 """
 
+import ctypes
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from mars_ray.errors import ConfigError, ModelError
@@ -41,13 +43,16 @@ AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
 """Features of `-march=x86-64-v3`."""
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 """Features of `-march=x86-64-v4`."""
+AVX512_BF16 = AVX512 | {"avx512_bf16", "avx512_vnni"}
+AVX512_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 FAMILIES = (
     KernelFamily(
-        "avx512_bf16",
+        "amx",
         "x86_64",
-        AVX512 | {"avx512_bf16", "avx512_vnni"},
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+        (*AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     ),
+    KernelFamily("avx512_bf16", "x86_64", AVX512_BF16, AVX512_BF16_FLAGS),
     KernelFamily("avx512_vnni", "x86_64", AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")),
     KernelFamily("avx512", "x86_64", AVX512, ("-march=x86-64-v4",)),
     KernelFamily("avx2_vnni", "x86_64", AVX2 | {"avx_vnni"}, ("-march=x86-64-v3", "-mavxvnni")),
@@ -57,6 +62,8 @@ FAMILIES = (
     KernelFamily("neon", "arm64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
 """All families, the best of each architecture first."""
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+"""System call, its command and the state, from asm/unistd_64.h, asm/prctl.h and asm/fpu/types.h of Linux."""
 SYSCTLS = {
     "hw.optional.arm64": "asimd",
     "hw.optional.arm.FEAT_DotProd": "asimddp",
@@ -96,8 +103,17 @@ def lack(family: KernelFamily) -> str | None:
     """Return why the processor does not support a family, or None if it does."""
     if family.machine != machine():
         return f"the processor is {machine()}, not {family.machine}"
-    missing = family.needs - set(_features())
-    return f"the processor lacks {', '.join(sorted(missing))}" if missing else None
+    if missing := family.needs - set(_features()):
+        return f"the processor lacks {', '.join(sorted(missing))}"
+    if "amx_tile" in family.needs and not _are_tiles_permitted():
+        return "the system does not let this process use AMX"
+    return None
+
+
+@cache
+def _are_tiles_permitted() -> bool:
+    """Ask Linux for the tile registers of AMX, which a process may use only after that, and return whether it has them."""
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 
 def _smallest() -> list[KernelFamily]:

@@ -1,52 +1,12 @@
-// A linear layer with packed weights: out = x W^T, for few rows of x.
+// A linear layer with packed weights: out = x W^T. matrix.h describes the layout.
 //
-// Every format is laid out for the same loop over blocks of COLUMNS columns, the elements of two vectors. A step holds the
-// weights that are multiplied by one 4-byte word of x: one 32-bit number, two 16-bit numbers or four 8-bit numbers. Each
-// row is summed in the same order regardless of the other rows, so its result does not depend on the batch.
-//
-// Families without products of bfloat16 pairs read x in float32. A step then holds the weights of one number of x: the
-// words have a column of the first vector in their lower half, and a column of the second vector in their upper half.
+// Each row is summed in the same order regardless of the other rows, so its result does not depend on the batch.
 #pragma once
 #include <type_traits>
 #include <utility>
 
-#include "simd.h"
-
-constexpr int COLUMNS = 2 * W;  // columns of a block
-constexpr int GROUP = 32;       // 8-bit or 4-bit numbers that share a scale
-constexpr int GROUP_STEPS = 8;  // steps of a group, with 4 weights each
-constexpr int AHEAD = 4096;     // prefetch distance in bytes: weights arrive while earlier ones are multiplied
-
-enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
-
-// The layout of packed weights, for packed.py.
-struct WeightLayout {
-  int64_t columns, pairs, byte_offset;
-};
-
-struct Matrix {
-  const void* weights;
-  const float* bias;    // one value per column, or null
-  int64_t columns;      // padded to a multiple of COLUMNS
-  int64_t depth;
-  Format format;
-};
-
-// The low-rank factors for up to three layers that read the same input and are packed as one matrix.
-struct LowRank {
-  Matrix down;   // projects to the ranks of all layers, concatenated
-  Matrix up[3];  // per layer, projects from its ranks to its columns
-  int64_t parts;
-};
-
-// Rows of x as a linear layer reads them: unchanged, in float32, or rounded to 8 bits in groups with one scale per group.
-struct Rows {
-  const int32_t* words;
-  int64_t stride;  // words from one row to the next
-  const float* scales;
-  const int32_t* sums;
-  int64_t groups;
-};
+#include "amx.h"
+#include "matrix.h"
 
 struct DotFloat32 {
   static constexpr int BYTES = 8 * W;  // bytes of a step
@@ -73,16 +33,6 @@ using DotBFloat16 = DotPairs;
 using DotBFloat16 = DotHalves;
 #endif
 
-// Prefetches the weights of later steps. The hardware prefetcher does so only under light load.
-template <int BYTES>
-inline void prefetch(const char* weights, int64_t step) {
-  if constexpr (BYTES < 64) {
-    if (step % (64 / BYTES) == 0) prefetch_line(weights + AHEAD);
-  } else {
-    for (int line = 0; line < BYTES; line += 64) prefetch_line(weights + AHEAD + line);
-  }
-}
-
 template <class Dot, int R>
 inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, bool first, Floats out[R][2]) {
   const int32_t* from = x.words + row * x.stride;
@@ -105,15 +55,7 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-constexpr int INT8_STEP = 8 * W, INT4_STEP = 4 * W;                // bytes of a step
-constexpr int INT8_GROUP = GROUP_STEPS * INT8_STEP + 2 * COLUMNS;  // bytes of a group, with its scales
-constexpr int INT4_GROUP = GROUP_STEPS * INT4_STEP + 4 * COLUMNS;  // bytes of a group, with its scales and minima
-
 // The same for 8-bit rows. Each group is summed in integers and then multiplied by its scale.
-//
-// INT8 weights are stored with BYTE_OFFSET added. A group is its steps, then the scales of all columns in float16. An
-// INT4 step has the columns of the first vector in the low halves of the bytes, and those of the second vector in the
-// high halves. A group ends with the scales and minima of all columns in float16.
 template <int R, Format FORMAT>
 inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, Floats out[R][2]) {
   using Dot = std::conditional_t<FORMAT == INT8, Int8Dot, Int4Dot>;
@@ -175,12 +117,6 @@ inline void halves(const Rows& x, int64_t row, const char* weights, int64_t grou
   if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, false, out + HALF);
 }
 
-// The function that receives the COLUMNS finished columns of a row.
-struct Put {
-  void (*put)(void* owner, int64_t row, int64_t column, Floats left, Floats right);
-  void* owner;
-};
-
 template <int R>
 void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put& to) {
   const bool first = row == 0;  // later tiles find the weights in the cache
@@ -212,11 +148,6 @@ struct BlockOfRows {
 };
 constexpr BlockOfRows BLOCKS{std::make_integer_sequence<int, ROWS>{}};  // by the number of rows less one
 
-// A range of column blocks of a linear layer.
-struct Blocks {
-  int64_t first, last;
-};
-
 // Computes some blocks of a linear layer for all rows, in tiles of similar size.
 template <class Act>
 void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
@@ -224,6 +155,7 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
     (*static_cast<const Act*>(owner))(row, column, left, right);
   };
   const Put to{call, const_cast<Act*>(&act)};
+  if (fits_tiles(w, rows)) return linear_in_tiles(w, x, rows, blocks, to);
   const int64_t tiles = (rows + ROWS - 1) / ROWS;
   for (int64_t index = blocks.first; index < blocks.last; index++)
     for (int64_t t = 0; t < tiles; t++) {

@@ -1,0 +1,73 @@
+// Packed weights of linear layers, and the rows that are multiplied with them.
+//
+// Every format is laid out for the same loop over blocks of COLUMNS columns, the elements of two vectors. A step holds the
+// weights that are multiplied by one 4-byte word of x: one 32-bit number, two 16-bit numbers or four 8-bit numbers.
+//
+// Families without products of bfloat16 pairs read x in float32. A step then holds the weights of one number of x: the
+// words have a column of the first vector in their lower half, and a column of the second vector in their upper half.
+#pragma once
+#include "simd.h"
+
+constexpr int COLUMNS = 2 * W;  // columns of a block
+constexpr int GROUP = 32;       // 8-bit or 4-bit numbers that share a scale
+constexpr int GROUP_STEPS = 8;  // steps of a group, with 4 weights each
+constexpr int AHEAD = 4096;     // prefetch distance in bytes: weights arrive while earlier ones are multiplied
+
+enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+// The layout of packed weights, for packed.py.
+struct WeightLayout {
+  int64_t columns, pairs, byte_offset;
+};
+
+struct Matrix {
+  const void* weights;
+  const float* bias;    // one value per column, or null
+  int64_t columns;      // padded to a multiple of COLUMNS
+  int64_t depth;
+  Format format;
+};
+
+// The low-rank factors for up to three layers that read the same input and are packed as one matrix.
+struct LowRank {
+  Matrix down;   // projects to the ranks of all layers, concatenated
+  Matrix up[3];  // per layer, projects from its ranks to its columns
+  int64_t parts;
+};
+
+// Rows of x as a linear layer reads them: unchanged, in float32, or rounded to 8 bits in groups with one scale per group.
+struct Rows {
+  const int32_t* words;
+  int64_t stride;  // words from one row to the next
+  const float* scales;
+  const int32_t* sums;
+  int64_t groups;
+};
+
+// INT8 weights are stored with BYTE_OFFSET added. A group is its steps, then the scales of all columns in float16. An
+// INT4 step has the columns of the first vector in the low halves of the bytes, and those of the second vector in the
+// high halves. A group ends with the scales and minima of all columns in float16.
+constexpr int INT8_STEP = 8 * W, INT4_STEP = 4 * W;                // bytes of a step
+constexpr int INT8_GROUP = GROUP_STEPS * INT8_STEP + 2 * COLUMNS;  // bytes of a group, with its scales
+constexpr int INT4_GROUP = GROUP_STEPS * INT4_STEP + 4 * COLUMNS;  // bytes of a group, with its scales and minima
+
+// The function that receives the COLUMNS finished columns of a row.
+struct Put {
+  void (*put)(void* owner, int64_t row, int64_t column, Floats left, Floats right);
+  void* owner;
+};
+
+// A range of column blocks of a linear layer.
+struct Blocks {
+  int64_t first, last;
+};
+
+// Prefetches the weights of later steps. The hardware prefetcher does so only under light load.
+template <int BYTES>
+inline void prefetch(const char* weights, int64_t step) {
+  if constexpr (BYTES < 64) {
+    if (step % (64 / BYTES) == 0) prefetch_line(weights + AHEAD);
+  } else {
+    for (int line = 0; line < BYTES; line += 64) prefetch_line(weights + AHEAD + line);
+  }
+}
