@@ -4,6 +4,10 @@
 #include <random>
 
 #include "decoder.cpp"
+#ifdef __AMX_TILE__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static std::mt19937 generator(7);
 static float uniform(float size) { return std::uniform_real_distribution<float>(-size, size)(generator); }
@@ -97,11 +101,11 @@ void check_linear(Format format, bool extreme) {
   for (T& number : x) put(number, extreme ? (generator() % 2 ? 1.0f : -1.0f) : uniform(1));
   const Reading reading = reading_of(packed.matrix);
   Inputs inputs;
-  inputs.fit(x.size());
+  inputs.fit(rows, depth);
   for (int64_t r = 0; r < rows; r++) inputs.prepare(reading, &x[r * depth], r * depth, depth);
   const auto rows_from = [&](int64_t row) {
     if (reading != Reading::PLAIN) return inputs.rows(reading, row * depth, depth);
-    return Rows{reinterpret_cast<const int32_t*>(&x[row * depth]), int64_t(depth * sizeof(T) / 4), nullptr, nullptr, 0};
+    return Rows{reinterpret_cast<const int32_t*>(&x[row * depth]), int64_t(depth * sizeof(T) / 4)};
   };
   const int64_t columns = packed.matrix.columns;
   std::vector<float> together(rows * columns), alone(columns);
@@ -136,7 +140,7 @@ void check_rounding_of_rows() {
   std::vector<T> x(64);
   for (T& number : x) put(number, uniform(3));
   Inputs inputs;
-  inputs.fit(64);
+  inputs.fit(1, 64);
   inputs.prepare(Reading::BYTES, x.data(), 0, 64);
   for (int group = 0; group < 2; group++) {
     float top = 0;
@@ -258,6 +262,9 @@ static void check_likeliest() {
 }
 
 int main() {
+#ifdef __AMX_TILE__
+  syscall(SYS_arch_prctl, 0x1023, 18);  // families.py does this in Python
+#endif
   check_numbers();
   check_linear<float>(FLOAT32, false);
   check_linear<bfloat16>(BFLOAT16, false);

@@ -47,8 +47,8 @@ def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch,
 def test_the_environment_chooses_the_family_and_its_layout(family: str) -> None:
     library = kernel_library()
     assert library.family.name == family
-    assert library.layout.columns == {"avx512": 32, "avx2": 16, "neon": 8}[family.split("_")[0]]
-    assert library.layout.pairs == family.endswith("bf16")
+    assert library.layout.columns == {"amx": 32, "avx512": 32, "avx2": 16, "neon": 8}[family.split("_")[0]]
+    assert library.layout.pairs == (family == "amx" or family.endswith("bf16"))
 
 
 def test_the_best_family_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_the_best_family_on_macos_follows_from_sysctl(monkeypatch: pytest.Monkey
 
 def test_an_unknown_family_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "sse9")
-    with pytest.raises(ConfigError, match=r"MARS_RAY_KERNELS is 'sse9'; choose from avx512_bf16, .* and off"):
+    with pytest.raises(ConfigError, match=r"MARS_RAY_KERNELS is 'sse9'; choose from amx, .* and off"):
         Engine(bundled_checkpoint(), EngineOptions())
 
 
@@ -104,6 +104,16 @@ def test_a_family_that_the_processor_lacks_is_refused_with_the_reason(monkeypatc
         chosen_family()
     monkeypatch.setenv(VARIABLE, "neon")
     with pytest.raises(ConfigError, match="the processor is x86_64, not arm64"):
+        chosen_family()
+
+
+def test_a_system_that_does_not_permit_amx_runs_the_next_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(families, "_features", lambda: FAMILIES[0].needs)
+    monkeypatch.setattr(families, "_are_tiles_permitted", lambda: False)
+    assert supported_families()[0].name == "avx512_bf16"
+    monkeypatch.setenv(VARIABLE, "amx")
+    with pytest.raises(ConfigError, match="MARS_RAY_KERNELS is amx, but the system does not let this process use AMX"):
         chosen_family()
 
 

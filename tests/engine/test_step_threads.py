@@ -30,9 +30,7 @@ class Steps:
     counts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.threads = StepThreads(
-            self.most, lost=lambda: int(self.lost), cpus=lambda: self.cpus, clock=lambda: self.now_s
-        )
+        self.threads = StepThreads(self.most, cpus=lambda: self.cpus, clock=lambda: self.now_s)
 
     def run(self, seconds: float, sizes: tuple[int, ...] = (1,)) -> list[int]:
         """Step for some seconds, and return the number of threads of each step."""
@@ -42,9 +40,10 @@ class Steps:
             positions = sizes[len(self.counts) % len(sizes)]
             step_s = positions * self.times(count)
             self.now_s += step_s
+            lost_before = int(self.lost)
             self.lost += self.lost_per_s * step_s
             self.counts.append(count)
-            self.threads.took(positions, step_s)
+            self.threads.took(positions, step_s, int(self.lost) - lost_before)
         return self.counts[begin:]
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.sampler_head import SamplerHead
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
-from mars_ray.engine.execution.step_threads import StepThreads
+from mars_ray.engine.execution.step_threads import StepThreads, lost_cores
 from mars_ray.engine.kernels.adapter import FusedLoRA
 from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.decoder import INT, POINTER, FusedDecoder
@@ -74,9 +74,9 @@ class CPURunner:
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which writes the keys and values of all its positions to the cache."""
-        began_s = time.perf_counter()
+        began_s, lost_before = time.perf_counter(), lost_cores()
         output = self._decoder.forward(self._cache.layers, batch, self._adapters, threads=self._threads.count)
-        self._threads.took(len(batch.id_N), time.perf_counter() - began_s)
+        self._threads.took(len(batch.id_N), time.perf_counter() - began_s, lost_cores() - lost_before)
         return ForwardOutput(*output)
 
     def wait_until_compiled(self) -> None:

@@ -1,6 +1,6 @@
 """The number of threads of a step on a CPU: all that the engine may have, or fewer while other work is on the cores.
 
-In:    the positions and seconds of each step; how often the system took a core from a thread of this process.
+In:    the positions and seconds of each step; how often the system took a core from a thread of this process in it.
 Out:   the number of threads for the next step.
 Never: tries fewer threads on a quiet machine, or more than the CPUs of the process's quota.
 
@@ -87,19 +87,17 @@ class StepThreads:
         self,
         most: int,
         *,
-        lost: Callable[[], int] = lost_cores,
         cpus: Callable[[], int] = usable_cpus,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most = most
-        self._lost = lost
         self._cpus = cpus
         self._clock = clock
         self._room = min(most, cpus())
         self._count = self._room
         self._trial: _Trial | None = None
         self._watched_s = 0.0
-        self._lost_before = lost()
+        self._lost = 0
         self._read_s = clock()
         self._next_trial_s = clock()
         self._pause_s = AGAIN_S
@@ -111,8 +109,8 @@ class StepThreads:
         """Number of threads for the next step."""
         return self._trial.threads if self._trial else self._count
 
-    def took(self, positions: int, seconds: float) -> None:
-        """Tell the time of a step with `count` threads."""
+    def took(self, positions: int, seconds: float, lost: int) -> None:
+        """Tell the time of a step with `count` threads, and how often it lost a core, see `lost_cores`."""
         now_s = self._clock()
         if now_s - self._read_s >= QUOTA_S:
             self._read_s = now_s
@@ -123,6 +121,7 @@ class StepThreads:
                 self._end_trial(self._trial, now_s)
             return
         self._watched_s += seconds
+        self._lost += lost
         if self._watched_s >= WATCH_S:
             self._watch(now_s)
 
@@ -133,9 +132,8 @@ class StepThreads:
             self._trial = None
 
     def _watch(self, now_s: float) -> None:
-        lost = self._lost()
-        contested = lost - self._lost_before > LOST_PER_S * self._watched_s
-        self._lost_before, self._watched_s = lost, 0.0
+        contested = self._lost > LOST_PER_S * self._watched_s
+        self._lost, self._watched_s = 0, 0.0
         fewer, more = contested and self._count > 1, self._count < self._room
         if now_s >= self._next_trial_s and (fewer or more):
             self._tries_more = more and (self._tries_more or not fewer)
@@ -150,4 +148,4 @@ class StepThreads:
         self._count = trial.best
         self._trial = None
         self._next_trial_s = now_s + max(self._pause_s, trial.total_s / TRIAL_PART)
-        self._lost_before, self._watched_s = self._lost(), 0.0
+        self._lost, self._watched_s = 0, 0.0

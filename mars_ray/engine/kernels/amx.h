@@ -1,164 +1,203 @@
-// Products of matrices in the tile registers of AMX: up to 16 rows of x with a block of columns.
+// A linear layer in the tile registers of AMX, which multiply up to 16 rows of x with 16 columns of weights at once.
 //
-// A product of two tiles takes as long for one row as for 16, so further rows of a step cost little. bfloat16 numbers are
-// always multiplied here, because sums have another order than in vector registers. Sums of 8-bit products are exact, so
-// they may be computed in either.
+// A product takes as long for one row as for 16, so further rows of a step cost little. In bfloat16 all numbers of rows
+// are multiplied here, because vector registers would sum in another order. 8-bit products are summed in integers.
 #pragma once
 #include "matrix.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #include <algorithm>
-#include <vector>
 
 constexpr bool TILES = true;
 constexpr int64_t TILE_ROWS = 16;
-constexpr int64_t TILE_DEPTH = 32;     // numbers of a row in a tile, of either size
-constexpr int64_t CACHED_ROWS = 256;   // rows that stay in the cache while all weights pass
 constexpr int64_t LINE = 64;           // bytes of a row of a tile, and of a cache line
+constexpr int64_t CACHED_ROWS = 256;   // rows that stay in the cache while all weights pass
+constexpr int64_t FEW_INT8_ROWS = 8, FEW_INT4_ROWS = 12;  // measured
 
-// Shapes of the tile registers, which intrinsics take as literals: sums (0, 1), x and both halves of a block in bfloat16
-// (2, 3, 4) and in 8 bits (5, 6, 7).
+// Shapes of the tile registers, which intrinsics take as literals: sums of up to 32 rows with both halves of a block
+// (0, 1 and 2, 3), x (4, 5), and both halves of the weights (6, 7). `x_bytes` are the bytes of a row of x.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {LINE, LINE, LINE, LINE, LINE, TILE_DEPTH, LINE, LINE};
+  uint16_t bytes[16] = {LINE, LINE, LINE, LINE, 0, 0, LINE, LINE};
   uint8_t rows[16] = {};
 
-  explicit TileShapes(uint8_t x) {
-    for (int tile : {0, 1, 2, 5}) rows[tile] = x;
-    for (int tile : {3, 4}) rows[tile] = TILE_DEPTH / 2;
-    for (int tile : {6, 7}) rows[tile] = TILE_DEPTH / 4;
+  TileShapes(uint8_t x_rows, uint8_t x_bytes) {
+    for (int tile = 0; tile < 6; tile++) rows[tile] = x_rows;
+    for (int tile : {4, 5}) bytes[tile] = x_bytes;
+    for (int tile : {6, 7}) rows[tile] = x_bytes / 4;
   }
 };
 
-// Shapes this thread's tiles for `rows` rows of x. With 0 the tiles are released, so that the system saves none.
-inline void shape_tiles(int64_t rows) {
-  static thread_local int64_t shaped = 0;
-  if (rows == shaped) return;
-  shaped = rows;
-  if (rows == 0) return _tile_release();
-  const TileShapes shapes(rows);
-  _tile_loadconfig(&shapes);
-}
+// The tiles of a thread during a step. Afterwards they have the shapes that other code of the thread gave them, because
+// some libraries set shapes once and rely on them.
+class Tiles {
+ public:
+  Tiles() {
+    _tile_storeconfig(&earlier);
+    rows = 0;
+  }
+  ~Tiles() { _tile_loadconfig(&earlier); }
+
+  static void shape(int64_t x_rows, int64_t x_bytes) {
+    if (x_rows == rows && x_bytes == bytes) return;
+    rows = x_rows, bytes = x_bytes;
+    const TileShapes shapes(x_rows, x_bytes);
+    _tile_loadconfig(&shapes);
+  }
+
+ private:
+  alignas(64) char earlier[64];
+  static inline thread_local int64_t rows, bytes;
+};
 
 // The sums of a block for the rows of a tile.
 using TileSums = float[TILE_ROWS][COLUMNS];
 
-inline void multiply_bfloat16(const Rows& x, int64_t row, const char* weights, int64_t depth, bool first, TileSums sums) {
-  constexpr int64_t BYTES = TILE_DEPTH * COLUMNS * 2;
+// Multiplies the rows of a tile, or of two tiles, with a block of weights in bfloat16.
+template <bool TWO>
+inline void multiply_bfloat16(const Rows& x, int64_t row, int64_t other_row, const char* weights, int64_t depth, bool first,
+                              TileSums sums[2]) {
+  constexpr int64_t DEPTH = 32, BYTES = DEPTH * COLUMNS * 2;
   const int32_t* from = x.words + row * x.stride;
+  [[maybe_unused]] const int32_t* other = x.words + other_row * x.stride;
   _tile_zero(0);
   _tile_zero(1);
-  for (int64_t d = 0; d < depth; d += TILE_DEPTH, from += TILE_DEPTH / 2, weights += BYTES) {
+  if constexpr (TWO) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t d = 0; d < depth; d += DEPTH, from += DEPTH / 2, other += DEPTH / 2, weights += BYTES) {
     if (first)
       for (int64_t line = 0; line < BYTES; line += LINE) prefetch_line(weights + AHEAD + line);
-    _tile_loadd(2, from, 4 * x.stride);
-    _tile_loadd(3, weights, 2 * LINE);
-    _tile_loadd(4, weights + LINE, 2 * LINE);
-    _tile_dpbf16ps(0, 2, 3);
-    _tile_dpbf16ps(1, 2, 4);
-  }
-  _tile_stored(0, sums[0], sizeof sums[0]);
-  _tile_stored(1, sums[0] + W, sizeof sums[0]);
-}
-
-constexpr int64_t UNPACKED_GROUP = GROUP_STEPS * INT8_STEP;
-
-// Returns the weights of a block of 4 bits, laid out as those of 8 bits but without scales. They are valid until the
-// thread's next call.
-inline const char* unpack_int4(const char* weights, int64_t groups) {
-  static thread_local std::vector<char> unpacked;
-  if (static_cast<int64_t>(unpacked.size()) < groups * UNPACKED_GROUP) unpacked.resize(groups * UNPACKED_GROUP);
-  char* to = unpacked.data();
-  for (int64_t group = 0; group < groups; group++, weights += INT4_GROUP - GROUP_STEPS * INT4_STEP)
-    for (int step = 0; step < GROUP_STEPS; step++, weights += INT4_STEP, to += INT8_STEP) {
-      prefetch<INT4_STEP>(weights, step);
-      const Words both = load_words(weights);
-      store_words(to, both & 0x0f0f0f0fu);
-      store_words(to + 4 * W, both >> 4 & 0x0f0f0f0fu);
+    _tile_loadd(6, weights, 2 * LINE);
+    _tile_loadd(7, weights + LINE, 2 * LINE);
+    _tile_loadd(4, from, 4 * x.stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (TWO) {
+      _tile_loadd(5, other, 4 * x.stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
     }
-  return unpacked.data();
+  }
+  _tile_stored(0, sums[0][0], sizeof sums[0][0]);
+  _tile_stored(1, sums[0][0] + W, sizeof sums[0][0]);
+  if constexpr (TWO) {
+    _tile_stored(2, sums[1][0], sizeof sums[0][0]);
+    _tile_stored(3, sums[1][0] + W, sizeof sums[0][0]);
+  }
 }
 
-// `numbers` are the weights in 8 bits, whose groups are `stride` bytes apart; `scales` are the scales, and the minima of
-// INT4, of the first group.
+// Multiplies the rows of a tile with a block of weights in 8 or 4 bits. Groups are first summed in integers.
 template <Format FORMAT>
-inline void multiply_bytes(const Rows& x, int64_t row, int64_t rows, const char* numbers, int64_t stride,
-                           const char* scales, int64_t groups, bool first, TileSums sums) {
-  alignas(64) int32_t parts[TILE_ROWS][COLUMNS];
-  for (int64_t r = 0; r < rows; r++) store(sums[r], Floats{}), store(sums[r] + W, Floats{});
-  for (int64_t group = 0; group < groups; group++, numbers += stride, scales += FORMAT == INT8 ? INT8_GROUP : INT4_GROUP) {
-    if (FORMAT == INT8 && first)
-      for (int64_t line = 0; line < INT8_GROUP; line += LINE) prefetch_line(numbers + AHEAD + line);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_loadd(5, x.words + row * x.stride + group * GROUP_STEPS, 4 * x.stride);
-    _tile_loadd(6, numbers, 2 * LINE);
-    _tile_loadd(7, numbers + LINE, 2 * LINE);
-    _tile_dpbsud(0, 5, 6);
-    _tile_dpbsud(1, 5, 7);
-    _tile_stored(0, parts[0], sizeof parts[0]);
-    _tile_stored(1, parts[0] + W, sizeof parts[0]);
-    const Floats scale[2] = {load_float16(scales), load_float16(scales + 2 * W)};
-    [[maybe_unused]] Floats least[2];
+inline void multiply_bytes(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, TileSums sums) {
+  constexpr int64_t BYTES = FORMAT == INT8 ? INT8_GROUP : INT4_GROUP;
+  constexpr int64_t SCALES = GROUP_STEPS * (FORMAT == INT8 ? INT8_STEP : INT4_STEP);
+  constexpr int64_t BEGUN = 4;  // groups whose products begin before their sums are added, so that nothing waits
+  alignas(64) int32_t parts[2 * BEGUN][TILE_ROWS][W];
+  [[maybe_unused]] alignas(64) char numbers[2 * BEGUN][GROUP_STEPS][LINE];
+  const int32_t* words = x.words + row * x.stride;
+  for (int side = 0; side < 2; side++) {
+    const auto unpack = [&](int64_t g) {
+      const char* from = weights + g * BYTES;
+      for (int step = 0; step < GROUP_STEPS; step++)
+        store_words(numbers[g % (2 * BEGUN)][step], load_words(from + step * INT4_STEP) >> 4 * side & 0x0f0f0f0fu);
+    };
+    const auto multiply = [&](int64_t g) {
+      const char* from = weights + g * BYTES;
+      if (first && side == 0)
+        for (int64_t line = 0; line < BYTES; line += LINE) prefetch_line(from + AHEAD + line);
+      _tile_zero(0);
+      _tile_loadd(4, words + g * GROUP_STEPS, 4 * x.stride);
+      if constexpr (FORMAT == INT8) {
+        _tile_loadd(6, from + LINE * side, 2 * LINE);
+      } else {
+        if (g + BEGUN < groups) unpack(g + BEGUN);
+        asm volatile("" ::: "memory");  // GCC does not know that tiles are loaded from memory
+        _tile_loadd(6, numbers[g % (2 * BEGUN)], LINE);
+      }
+      _tile_dpbssd(0, 4, 6);
+      _tile_stored(0, parts[g % (2 * BEGUN)], sizeof parts[0][0]);
+    };
     if constexpr (FORMAT == INT4)
-      for (int side = 0; side < 2; side++) least[side] = load_float16(scales + 2 * COLUMNS + 2 * W * side);
-    for (int64_t r = 0; r < rows; r++) {
-      const int64_t at = (row + r) * x.groups + group;
-      const float of_row = x.scales[at];
-      for (int side = 0; side < 2; side++) {
-        Floats sum = load(sums[r] + W * side);
-        Ints part = (Ints)load_words(parts[r] + W * side);
-        if constexpr (FORMAT == INT4) {
-          const Floats total = broadcast(of_row * static_cast<float>(x.sums[at]));
-          sum = multiply_add(total, least[side], sum);
-        } else {
-          part = part - (Ints)broadcast_word(BYTE_OFFSET * x.sums[at]);
-        }
-        store(sums[r] + W * side, multiply_add(to_floats(part), broadcast(of_row) * scale[side], sum));
+      for (int64_t g = 0; g < std::min(groups, BEGUN); g++) unpack(g);
+    for (int64_t g = 0; g < std::min(groups, BEGUN); g++) multiply(g);
+    const char* scale_at = weights + SCALES + 2 * W * side;
+    Floats sum[TILE_ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < TILE_ROWS; r++) sum[r] = Floats{};
+    for (int64_t g = 0; g < groups; g++, scale_at += BYTES) {
+      if (g + BEGUN < groups) multiply(g + BEGUN);
+      const Floats scale = load_float16(scale_at);
+      [[maybe_unused]] Floats least;
+      if constexpr (FORMAT == INT4) least = load_float16(scale_at + 2 * COLUMNS);
+      const int64_t of = row * x.groups + g;
+#pragma GCC unroll 16
+      for (int r = 0; r < TILE_ROWS; r++) {
+        if constexpr (FORMAT == INT4) sum[r] = multiply_add(broadcast(x.totals[of + r * x.groups]), least, sum[r]);
+        const Floats product = to_floats((Ints)load_words(parts[g % (2 * BEGUN)][r]));
+        sum[r] = multiply_add(product, broadcast(x.scales[of + r * x.groups]) * scale, sum[r]);
       }
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < TILE_ROWS; r++) store(sums[r] + W * side, sum[r]);
   }
 }
 
-inline bool fits_tiles(const Matrix& w, int64_t rows) {
-  return w.format == BFLOAT16 || (w.format >= INT8 && rows > GROUP_ROWS);
+// Few 8-bit rows are faster in vector registers. Their products are summed in integers, so the sums are the same.
+inline bool fits_tiles(Format format, int64_t rows) {
+  return format == BFLOAT16 || (format == INT8 && rows > FEW_INT8_ROWS) || (format == INT4 && rows > FEW_INT4_ROWS);
 }
 
 // Computes some blocks of a linear layer for all rows.
 inline void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Put& to) {
-  const int64_t height = std::min(rows, TILE_ROWS), groups = w.depth / GROUP;
-  asm volatile("" ::: "memory");  // GCC does not know that tiles are loaded from memory
-  shape_tiles(height);
-  alignas(64) TileSums sums;
-  for (int64_t begin = 0; begin < rows; begin += CACHED_ROWS)
+  const int64_t groups = w.depth / GROUP;
+  // With 8 bits, a tile reads 16 rows even if there are fewer.
+  const int64_t height = std::min(rows, TILE_ROWS);
+  Tiles::shape(w.format == BFLOAT16 ? height : TILE_ROWS, w.format == BFLOAT16 ? LINE : GROUP);
+  alignas(64) TileSums sums[2];
+  // Finishes the rows from `row` on. The last tile may begin within the one before.
+  const auto finish = [&](int64_t row, int64_t top, int64_t column, const TileSums& of) {
+    for (int64_t r = row - top; r < height; r++) {
+      Floats left = load(of[r]), right = load(of[r] + W);
+      if (w.bias) left = left + load(w.bias + column), right = right + load(w.bias + column + W);
+      to.put(to.owner, top + r, column, left, right);
+    }
+  };
+  asm volatile("" ::: "memory");  // see above
+  for (int64_t begin = 0; begin < rows; begin += CACHED_ROWS) {
+    const int64_t end = std::min(rows, begin + CACHED_ROWS);
     for (int64_t index = blocks.first; index < blocks.last; index++) {
+      const int64_t column = index * COLUMNS;
       const char* weights = static_cast<const char*>(w.weights);
-      if (w.format == BFLOAT16) weights += index * w.depth * COLUMNS * 2;
-      else weights += index * groups * (w.format == INT8 ? INT8_GROUP : INT4_GROUP);
-      const char* unpacked = w.format == INT4 ? unpack_int4(weights, groups) : nullptr;
-      for (int64_t row = begin; row < std::min(rows, begin + CACHED_ROWS); row += TILE_ROWS) {
-        const int64_t top = std::min(row, rows - height);  // the last tile may begin within the one before
-        const bool first = row == begin;
-        if (w.format == BFLOAT16) {
-          multiply_bfloat16(x, top, weights, w.depth, first, sums);
-        } else if (w.format == INT8) {
-          multiply_bytes<INT8>(x, top, height, weights, INT8_GROUP, weights + GROUP_STEPS * INT8_STEP, groups, first, sums);
-        } else {
-          multiply_bytes<INT4>(x, top, height, unpacked, UNPACKED_GROUP, weights + GROUP_STEPS * INT4_STEP, groups, first,
-                               sums);
+      if (w.format == BFLOAT16) {
+        weights += index * w.depth * COLUMNS * 2;
+        for (int64_t row = begin; row < end; row += 2 * TILE_ROWS) {
+          const int64_t other = row + TILE_ROWS, top = std::min(row, rows - height), other_top = std::min(other, rows - height);
+          if (other < end) {
+            multiply_bfloat16<true>(x, top, other_top, weights, w.depth, row == begin, sums);
+            finish(row, top, column, sums[0]);
+            finish(other, other_top, column, sums[1]);
+          } else {
+            multiply_bfloat16<false>(x, top, 0, weights, w.depth, row == begin, sums);
+            finish(row, top, column, sums[0]);
+          }
         }
-        const int64_t column = index * COLUMNS;
-        for (int64_t r = row - top; r < height; r++) {
-          Floats left = load(sums[r]), right = load(sums[r] + W);
-          if (w.bias) left = left + load(w.bias + column), right = right + load(w.bias + column + W);
-          to.put(to.owner, top + r, column, left, right);
-        }
+        continue;
+      }
+      weights += index * groups * (w.format == INT8 ? INT8_GROUP : INT4_GROUP);
+      for (int64_t row = begin; row < end; row += TILE_ROWS) {
+        const int64_t top = std::min(row, rows - height);
+        const auto multiply = w.format == INT8 ? multiply_bytes<INT8> : multiply_bytes<INT4>;
+        multiply(x, top, weights, groups, row == begin, sums[0]);
+        finish(row, top, column, sums[0]);
       }
     }
+  }
 }
 #else
 constexpr bool TILES = false;
-inline void shape_tiles(int64_t) {}
-inline bool fits_tiles(const Matrix&, int64_t) { return false; }
+struct Tiles {};
+inline bool fits_tiles(Format, int64_t) { return false; }
 inline void linear_in_tiles(const Matrix&, const Rows&, int64_t, const Blocks&, const Put&) {}
 #endif

@@ -146,7 +146,7 @@ void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* value
   Factor<T>* side_by_side = reinterpret_cast<Factor<T>*>(scratch + rows * padded);
   for (int64_t r = 0; r < rows; r++)
     for (int64_t d = 0; d < D; d += W) store(side_by_side + r * D + d, load(queries[r].from + d));
-  const Rows x{reinterpret_cast<const int32_t*>(side_by_side), words, nullptr, nullptr, 0};
+  const Rows x{reinterpret_cast<const int32_t*>(side_by_side), words};
   alignas(64) int32_t block[words * COLUMNS];
   for (int64_t column = begin; column < columns; column += COLUMNS) {
     transpose<D>(keys + column * D, columns - column, block);

@@ -271,7 +271,7 @@ class Step {
 
   // Returns unchanged rows of `width` numbers.
   static Rows plain(int64_t width, const T* from) {
-    return {reinterpret_cast<const int32_t*>(from), width * static_cast<int64_t>(sizeof(T)) / 4, nullptr, nullptr, 0};
+    return {reinterpret_cast<const int32_t*>(from), width * static_cast<int64_t>(sizeof(T)) / 4};
   }
 
   // Adds the output of layer `w`, adapted by pair `number`, to the residual stream. Afterwards every thread may read the
@@ -339,7 +339,7 @@ void run(const Model& model, const Batch& batch) {
   fit(buffers.attended, rows * model.heads * model.head_dim);
   fit(buffers.gate_up, rows * 2 * model.intermediate);
   fit(buffers.activated, rows * model.intermediate);
-  buffers.inputs.fit(rows * depth);
+  buffers.inputs.fit(rows, depth);
   buffers.runs = runs_of(model, batch);
   buffers.own.resize(std::max<size_t>(buffers.own.size(), batch.threads));
   for (int64_t thread = 0; thread < batch.threads; thread++) {
@@ -348,15 +348,15 @@ void run(const Model& model, const Batch& batch) {
     for (int64_t g = 0; g < batch.num_groups; g++) {
       const Group& group = batch.groups[g];
       fit(own.low, group.count * group.adapter->ranks);
-      own.inputs.fit(group.count * depth);
-      own.low_inputs.fit(group.count * group.adapter->ranks);
+      own.inputs.fit(group.count, depth);
+      own.low_inputs.fit(group.count, group.adapter->ranks);
     }
   }
   Team& team = own_team();
   Buffers<T>& shared = buffers;  // the caller's, not those of the thread that runs
   team.run(batch.threads, [&](int64_t thread) {
+    [[maybe_unused]] const Tiles tiles;
     Step<T>(model, batch, shared, team, thread).run();
-    shape_tiles(0);
   });
 }
 

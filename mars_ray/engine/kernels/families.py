@@ -112,7 +112,7 @@ def lack(family: KernelFamily) -> str | None:
 
 @cache
 def _are_tiles_permitted() -> bool:
-    """Ask Linux for the tile registers of AMX, which a process may use only after that, and return whether it has them."""
+    """Ask Linux for the tile registers of AMX, and return whether this process may use them."""
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 

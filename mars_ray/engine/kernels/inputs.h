@@ -15,16 +15,20 @@ inline Reading reading_of(const Matrix& w) {
 // Rows widened to float32, or rounded to 8 bits in groups, in the layout of `Rows`.
 struct Inputs {
   std::vector<int32_t> words, sums;
-  std::vector<float> scales;
+  std::vector<float> scales, totals;
 
-  void fit(size_t numbers) {
+  // Makes room for `rows` of `depth` numbers, and for those that a tile reads after the last.
+  void fit(int64_t rows, int64_t depth) {
+    const size_t numbers = (rows + (TILES ? 15 : 0)) * depth;
     if (sums.size() >= numbers / GROUP) return;
-    words.resize(PAIRS ? numbers / 4 : numbers), sums.resize(numbers / GROUP), scales.resize(numbers / GROUP);
+    words.resize(PAIRS ? numbers / 4 : numbers), sums.resize(numbers / GROUP), scales.resize(numbers / GROUP),
+        totals.resize(numbers / GROUP);
   }
 
   Rows rows(Reading reading, int64_t first, int64_t depth) const {
-    if (reading == Reading::FLOATS) return {&words[first], depth, nullptr, nullptr, 0};
-    return {&words[first / 4], depth / 4, &scales[first / GROUP], &sums[first / GROUP], depth / GROUP};
+    if (reading == Reading::FLOATS) return {&words[first], depth};
+    return {&words[first / 4],      depth / 4,    &scales[first / GROUP], &sums[first / GROUP],
+            &totals[first / GROUP], depth / GROUP};
   }
 
   template <class T>
@@ -60,6 +64,7 @@ struct Inputs {
       const int64_t group = (first + d) / GROUP;
       sums[group] = sum_of(sum);
       scales[group] = top / 127.0f;
+      totals[group] = scales[group] * static_cast<float>(sums[group]);
     }
   }
 };

@@ -67,7 +67,8 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
     typename Dot::Part part[R][2];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
-      const int32_t total = FORMAT == INT8 ? -BYTE_OFFSET * x.sums[(row + r) * x.groups + group] : 0;
+      int32_t total = 0;
+      if constexpr (FORMAT == INT8) total = -Dot::OFFSET * x.sums[(row + r) * x.groups + group];
       part[r][0] = part[r][1] = Dot::start(total);
     }
     for (int step = 0; step < GROUP_STEPS; step++, weights += STEP) {
@@ -97,7 +98,7 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
         const float of_row = x.scales[(row + r) * x.groups + group];
         const Floats of_part = broadcast(of_row) * scale;
         if constexpr (FORMAT == INT4) {
-          const Floats total = broadcast(of_row * static_cast<float>(x.sums[(row + r) * x.groups + group]));
+          const Floats total = broadcast(x.totals[(row + r) * x.groups + group]);
           sum[r][side] = multiply_add(total, least, sum[r][side]);
         }
         sum[r][side] = multiply_add(to_floats(Dot::total(part[r][side])), of_part, sum[r][side]);
@@ -155,7 +156,7 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
     (*static_cast<const Act*>(owner))(row, column, left, right);
   };
   const Put to{call, const_cast<Act*>(&act)};
-  if (fits_tiles(w, rows)) return linear_in_tiles(w, x, rows, blocks, to);
+  if (fits_tiles(w.format, rows)) return linear_in_tiles(w, x, rows, blocks, to);
   const int64_t tiles = (rows + ROWS - 1) / ROWS;
   for (int64_t index = blocks.first; index < blocks.last; index++)
     for (int64_t t = 0; t < tiles; t++) {

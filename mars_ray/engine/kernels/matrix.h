@@ -40,7 +40,8 @@ struct Rows {
   const int32_t* words;
   int64_t stride;  // words from one row to the next
   const float* scales;
-  const int32_t* sums;
+  const int32_t* sums;  // sums of the rounded numbers of each group
+  const float* totals;  // the same, scaled
   int64_t groups;
 };
 

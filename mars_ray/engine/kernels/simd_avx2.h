@@ -104,6 +104,7 @@ inline void transpose_square(Words rows[W]) {
 constexpr int32_t BYTE_OFFSET = 128;
 
 struct Int8Dot {
+  static constexpr int32_t OFFSET = BYTE_OFFSET;
   using Part = Ints;
   using Weights = Words;
   static Part start(int32_t value) { return (Ints)broadcast_word(value); }
@@ -123,6 +124,7 @@ constexpr int32_t BYTE_OFFSET = 0;
 
 // The sums of two products are exact in 16 bits, because both numbers are within [-127, 127].
 struct Int8Dot {
+  static constexpr int32_t OFFSET = BYTE_OFFSET;
   using Part = Ints;
   struct Weights {
     __m256i value, size;

@@ -91,10 +91,15 @@ inline Floats dot_pairs(Floats sum, Words w, Words x) { return _mm512_dpbf16_ps(
 #endif
 
 #ifdef __AVX512VNNI__
-// The instruction needs one unsigned operand, so 8-bit weights are stored with 128 added.
+// The instruction needs one unsigned operand, so 8-bit weights are stored with 128 added, or it is added here if tiles,
+// whose operands are signed, read them, too.
+#ifdef __AMX_INT8__
+constexpr int32_t BYTE_OFFSET = 0;
+#else
 constexpr int32_t BYTE_OFFSET = 128;
+#endif
 
-struct Int8Dot {
+struct Int4Dot {
   using Part = Ints;
   using Weights = Words;
   static Part start(int32_t value) { return (Ints)broadcast_word(value); }
@@ -102,12 +107,17 @@ struct Int8Dot {
   static Part add(Part sum, Weights w, Words x) { return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
   static Ints total(Part part) { return part; }
 };
-using Int4Dot = Int8Dot;
+
+struct Int8Dot : Int4Dot {
+  static constexpr int32_t OFFSET = 128;
+  static Weights prepare(Words weights) { return BYTE_OFFSET ? weights : weights ^ 0x80808080u; }
+};
 #else
 constexpr int32_t BYTE_OFFSET = 0;
 
 // The sums of two products are exact in 16 bits, because both numbers are within [-127, 127].
 struct Int8Dot {
+  static constexpr int32_t OFFSET = 0;
   using Part = Ints;
   struct Weights {
     __m512i size;

@@ -91,6 +91,7 @@ inline Floats dot_pairs(Floats sum, Words w, Words x) {
 constexpr int32_t BYTE_OFFSET = 0;
 
 struct Int8Dot {
+  static constexpr int32_t OFFSET = BYTE_OFFSET;
   using Part = Ints;
   using Weights = int8x16_t;
   static Part start(int32_t) { return vdupq_n_s32(0); }
