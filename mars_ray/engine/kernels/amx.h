@@ -28,6 +28,9 @@ struct alignas(64) TileShapes {
   }
 };
 
+// GCC does not know what the instructions of tiles read, so it must have stored everything before, also at `address`.
+inline void store_all(const void* address) { asm volatile("" : : "r"(address) : "memory"); }
+
 // The tiles of a thread during a step. Afterwards they have the shapes that other code of the thread gave them, because
 // some libraries set shapes once and rely on them.
 class Tiles {
@@ -42,6 +45,7 @@ class Tiles {
     if (x_rows == rows && x_bytes == bytes) return;
     rows = x_rows, bytes = x_bytes;
     const TileShapes shapes(x_rows, x_bytes);
+    store_all(&shapes);
     _tile_loadconfig(&shapes);
   }
 
@@ -50,16 +54,20 @@ class Tiles {
   static inline thread_local int64_t rows, bytes;
 };
 
-// The sums of a block for the rows of a tile.
-using TileSums = float[TILE_ROWS][COLUMNS];
+// Rows of x that are multiplied in one tile, and where their sums go: COLUMNS floats each, `stride` floats apart.
+struct TileRows {
+  int64_t row;
+  float* sums;
+  int64_t stride;
+};
 
-// Multiplies the rows of a tile, or of two tiles, with a block of weights in bfloat16.
+// Multiplies one tile or two tiles of rows with a block of weights in bfloat16.
 template <bool TWO>
-inline void multiply_bfloat16(const Rows& x, int64_t row, int64_t other_row, const char* weights, int64_t depth, bool first,
-                              TileSums sums[2]) {
+inline void multiply_bfloat16(const Rows& x, const TileRows& one, const TileRows& two, const char* weights, int64_t depth,
+                              bool first) {
   constexpr int64_t DEPTH = 32, BYTES = DEPTH * COLUMNS * 2;
-  const int32_t* from = x.words + row * x.stride;
-  [[maybe_unused]] const int32_t* other = x.words + other_row * x.stride;
+  const int32_t* from = x.words + one.row * x.stride;
+  [[maybe_unused]] const int32_t* other = x.words + two.row * x.stride;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (TWO) {
@@ -80,13 +88,27 @@ inline void multiply_bfloat16(const Rows& x, int64_t row, int64_t other_row, con
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums[0][0], sizeof sums[0][0]);
-  _tile_stored(1, sums[0][0] + W, sizeof sums[0][0]);
+  _tile_stored(0, one.sums, 4 * one.stride);
+  _tile_stored(1, one.sums + W, 4 * one.stride);
   if constexpr (TWO) {
-    _tile_stored(2, sums[1][0], sizeof sums[0][0]);
-    _tile_stored(3, sums[1][0] + W, sizeof sums[0][0]);
+    _tile_stored(2, two.sums, 4 * two.stride);
+    _tile_stored(3, two.sums + W, 4 * two.stride);
   }
 }
+
+// Dot products of up to 32 queries with COLUMNS keys, which are laid out as weights.
+inline void score_in_tiles(const Rows& queries, int64_t rows, const char* keys, int64_t depth, float* scores,
+                           int64_t padded) {
+  const bool two = rows > TILE_ROWS;
+  const int64_t height = two ? (rows + 1) / 2 : rows, second = rows - height;
+  store_all(keys);
+  Tiles::shape(height, LINE);
+  const TileRows one{0, scores, padded}, other{second, scores + second * padded, padded};
+  (two ? multiply_bfloat16<true> : multiply_bfloat16<false>)(queries, one, other, keys, depth, false);
+}
+
+// The sums of a block for the rows of a tile.
+using TileSums = float[TILE_ROWS][COLUMNS];
 
 // Multiplies the rows of a tile with a block of weights in 8 or 4 bits. Groups are first summed in integers.
 template <Format FORMAT>
@@ -113,7 +135,7 @@ inline void multiply_bytes(const Rows& x, int64_t row, const char* weights, int6
         _tile_loadd(6, from + LINE * side, 2 * LINE);
       } else {
         if (g + BEGUN < groups) unpack(g + BEGUN);
-        asm volatile("" ::: "memory");  // GCC does not know that tiles are loaded from memory
+        store_all(numbers);
         _tile_loadd(6, numbers[g % (2 * BEGUN)], LINE);
       }
       _tile_dpbssd(0, 4, 6);
@@ -164,7 +186,7 @@ inline void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const 
       to.put(to.owner, top + r, column, left, right);
     }
   };
-  asm volatile("" ::: "memory");  // see above
+  store_all(x.words);
   for (int64_t begin = 0; begin < rows; begin += CACHED_ROWS) {
     const int64_t end = std::min(rows, begin + CACHED_ROWS);
     for (int64_t index = blocks.first; index < blocks.last; index++) {
@@ -174,14 +196,11 @@ inline void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const 
         weights += index * w.depth * COLUMNS * 2;
         for (int64_t row = begin; row < end; row += 2 * TILE_ROWS) {
           const int64_t other = row + TILE_ROWS, top = std::min(row, rows - height), other_top = std::min(other, rows - height);
-          if (other < end) {
-            multiply_bfloat16<true>(x, top, other_top, weights, w.depth, row == begin, sums);
-            finish(row, top, column, sums[0]);
-            finish(other, other_top, column, sums[1]);
-          } else {
-            multiply_bfloat16<false>(x, top, 0, weights, w.depth, row == begin, sums);
-            finish(row, top, column, sums[0]);
-          }
+          const TileRows one{top, sums[0][0], COLUMNS}, two{other_top, sums[1][0], COLUMNS};
+          const auto multiply = other < end ? multiply_bfloat16<true> : multiply_bfloat16<false>;
+          multiply(x, one, two, weights, w.depth, row == begin);
+          finish(row, top, column, sums[0]);
+          if (other < end) finish(other, other_top, column, sums[1]);
         }
         continue;
       }
@@ -200,4 +219,5 @@ constexpr bool TILES = false;
 struct Tiles {};
 inline bool fits_tiles(Format, int64_t) { return false; }
 inline void linear_in_tiles(const Matrix&, const Rows&, int64_t, const Blocks&, const Put&) {}
+inline void score_in_tiles(const Rows&, int64_t, const char*, int64_t, float*, int64_t) {}
 #endif

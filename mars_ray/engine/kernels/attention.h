@@ -58,6 +58,12 @@ void transpose(const T* keys, int64_t count, int32_t* to) {
     }
 }
 
+// Prefetches COLUMNS keys or values of a slot. Steps read so many slots that the processor does not foresee them.
+template <int D, class T>
+inline void fetch(const T* from) {
+  for (int64_t at = 0; at < COLUMNS * D; at += 64 / sizeof(T)) prefetch_line(from + at);
+}
+
 // Dot products of R queries with COLUMNS keys.
 template <class Dot, int R>
 void score(const Rows& queries, int64_t first, const char* keys, int64_t words, float* scores, int64_t padded) {
@@ -149,7 +155,13 @@ void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* value
   const Rows x{reinterpret_cast<const int32_t*>(side_by_side), words};
   alignas(64) int32_t block[words * COLUMNS];
   for (int64_t column = begin; column < columns; column += COLUMNS) {
+    fetch<D>(keys + (column + COLUMNS) * D);
+    fetch<D>(values + column * D);
     transpose<D>(keys + column * D, columns - column, block);
+    if constexpr (TILES && sizeof(Factor<T>) == 2) {
+      score_in_tiles(x, rows, reinterpret_cast<const char*>(block), D, scratch + column, padded);
+      continue;
+    }
     for (int64_t r = 0; r < rows; r += ROWS)
       SCORES<Dot>.of[std::min<int64_t>(ROWS, rows - r) - 1](x, r, reinterpret_cast<const char*>(block), words,
                                                             scratch + r * padded + column, padded);

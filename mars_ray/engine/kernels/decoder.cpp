@@ -125,10 +125,10 @@ class Step {
     T* values = static_cast<T*>(b.values[index]);
     each(b.positions, [&](int64_t n) { write(l, n, keys, values); });
     wait();
-    each(at.runs.size() * m.kv_heads, [&](int64_t task) {
-      const Run& run = at.runs[task % at.runs.size()];
-      attend_run(l, run, task / at.runs.size(), keys, values);
-    });
+    // Later runs of a prompt see more columns, so the threads take turns.
+    const int64_t runs = at.runs.size();
+    for (int64_t task = thread; task < runs * m.kv_heads; task += threads)
+      attend_run(l, at.runs[task % runs], task / runs, keys, values);
     wait();
     if (prepare_rows(l.output, at.attended.data())) wait();
     add(l.output, 4 * index + 1, at.attended.data(), l.output_norm);
