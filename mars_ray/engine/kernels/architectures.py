@@ -109,7 +109,7 @@ class Architecture:
             cosine_1ND, sine_1ND = body.rotary_emb(like, position_N[None])
             return cosine_1ND.float().contiguous(), sine_1ND.float().contiguous()
         pairs = [body.rotary_emb(like, position_N[None], kind) for kind in _layer_types(body.config)]
-        cosines, sines = (torch.cat(parts).float() for parts in zip(*pairs, strict=True))
+        cosines, sines = (torch.cat(parts).float().contiguous() for parts in zip(*pairs, strict=True))
         return cosines, sines
 
     def rotary_dim(self, body: Any) -> int:

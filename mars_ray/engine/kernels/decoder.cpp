@@ -155,7 +155,7 @@ class Step {
     const int64_t size = m.head_dim, width = (m.heads + 2 * m.kv_heads) * size;
     T* row = &at.qkv[n * width];
     const int64_t cell = b.slots[n] * b.slot_stride + b.columns[n] * size;
-    const int64_t turn = (l.rotary * b.positions + n) * m.rotary_dim;
+    const int64_t turn = (l.rotary * b.rotated + b.places[n]) * m.rotary_dim;
     for (int64_t head = 0; head < m.heads + m.kv_heads; head++) {
       const bool is_query = head < m.heads;
       T* part = row + head * size;

@@ -25,6 +25,8 @@ PER_POSITION = tuple(
     field.name for field in fields(ForwardBatch) if field.name.endswith("_N") and field.name != "back_N"
 )
 """Fields that describe the packed positions; `back_N` belongs to the attention rectangles."""
+FIRST_ROTATIONS = 512
+"""Positions whose rotary embeddings are computed at the start."""
 POINTER = ctypes.c_void_p
 INT = ctypes.c_int64
 FLOAT = ctypes.c_float
@@ -67,6 +69,7 @@ class _Batch(ctypes.Structure):
         *((name, INT) for name in ("positions", "picks", "threads", "num_groups")),
         *((name, POINTER) for name in ("groups", "offsets")),
         *((name, POINTER) for name in ("ids", "slots", "places", "columns", "prefixes", "behind", "cosines", "sines")),
+        ("rotated", INT),
         *((name, POINTER) for name in ("picked", "keys", "values")),
         *((name, INT) for name in ("slot_stride", "head_stride")),
         *((name, POINTER) for name in ("hidden", "logits", "tokens", "confidences")),
@@ -106,6 +109,8 @@ class FusedDecoder:
         low = Format.FLOAT32 if network.dtype == torch.float32 else Format.INT8
         self._packer = AdapterPacker(self._body, self._architecture.linears, low, network.dtype, self._layout)
         self._network = network
+        self._rotations = self._architecture.rotations(self._body, torch.arange(FIRST_ROTATIONS))
+        """Cosines and sines of the first positions, which grow with the longest sequence."""
         self._layers: Layers | None = None
         """The cache whose addresses `_keys` and `_values` hold. A cache with new tensors is a new list."""
 
@@ -145,7 +150,7 @@ class FusedDecoder:
             batch = _by_adapter(batch)
             groups = _groups(adapters, batch.adapter_N, batch.offset_N)
         packed_groups = (_Group * len(groups))(*groups)
-        cosines, sines = self._architecture.rotations(self._body, batch.position_N)
+        self._rotate_up_to(int(batch.position_N.max()))
         logits_MV = torch.empty(picks, self._model.head.columns)
         hidden_MH = torch.empty(picks, self._model.hidden, dtype=self._dtype)
         token_M = torch.empty(picks, dtype=torch.int64)
@@ -158,7 +163,9 @@ class FusedDecoder:
             len(groups),
             ctypes.addressof(packed_groups),
             batch.offset_N.data_ptr(),
-            *(tensor.data_ptr() for tensor in (*inputs, cosines, sines, batch.pick_M)),
+            *(tensor.data_ptr() for tensor in (*inputs, *self._rotations)),
+            self._rotations[0].shape[1],
+            batch.pick_M.data_ptr(),
             ctypes.addressof(self._keys),
             ctypes.addressof(self._values),
             keys.stride(0),
@@ -167,6 +174,11 @@ class FusedDecoder:
         )
         self._call(ctypes.byref(self._model), ctypes.byref(structure))
         return token_M.tolist(), confidence_M.tolist(), logits_MV[:, : self._model.vocabulary], hidden_MH
+
+    def _rotate_up_to(self, position: int) -> None:
+        if position >= self._rotations[0].shape[1]:
+            positions = torch.arange(max(FIRST_ROTATIONS, 2 * position))
+            self._rotations = self._architecture.rotations(self._body, positions)
 
     def _point_into(self, layers: Layers) -> None:
         if layers is not self._layers:

@@ -57,8 +57,9 @@ struct Batch {
   const int64_t* columns;   // columns of the slot that keys and values are written to
   const int64_t* prefixes;  // see Sight
   const uint64_t* behind;
-  const float* cosines;  // [rotary embeddings, positions, rotary_dim]
+  const float* cosines;  // [rotary embeddings, rotated, rotary_dim], of the first `rotated` positions of a sequence
   const float* sines;
+  int64_t rotated;
   const int64_t* picked;
   void* const* keys;  // per layer, [slots, kv_heads, width, head_dim]
   void* const* values;
