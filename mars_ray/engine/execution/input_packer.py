@@ -4,9 +4,11 @@ The positions of all sequences are packed end to end, so padding costs nothing b
 are those of `kv/forward_batch`.
 """
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,8 +145,11 @@ class InputPacker:
 
     def _tensors(self, *lists: list[int]) -> tuple[Tensor, ...]:
         """Return one tensor per list. All are views of a single tensor, so that one copy moves them to the device."""
-        joined = torch.tensor([number for numbers in lists for number in numbers], device=self._device)
-        tensors: tuple[Tensor, ...] = torch.split(joined, [len(numbers) for numbers in lists])
+        numbers = array("q")
+        for part in lists:
+            numbers.fromlist(part)  # an eighth of the time of `torch.tensor` with a list
+        joined = torch.tensor(np.frombuffer(numbers, dtype=np.int64), device=self._device)
+        tensors: tuple[Tensor, ...] = torch.split(joined, [len(part) for part in lists])
         return tensors
 
 

@@ -6,7 +6,8 @@ still predict the time of a step with a block of 1.
 
 from collections import defaultdict, deque
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,7 @@ CLOCK_S = 1e-7
 """Minimum time of a step in seconds, because a coarse clock may measure 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """The work of one step."""
 
     num_seqs: int
@@ -101,7 +101,7 @@ class StepTimeFit:
 
 def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
     """Fit a `StepTime` by non-negative least squares."""
-    work_S5 = np.array([astuple(work) for work in steps], dtype=float)
+    work_S5 = np.array(steps, dtype=float)
     prompt_S, masks_S = work_S5[:, 3], work_S5[:, 4]
     work_S7 = np.column_stack([np.ones(len(steps)), work_S5[:, :3], prompt_S > 0, prompt_S, masks_S > 0])
     seconds_S = seconds_S.clip(min=CLOCK_S)
