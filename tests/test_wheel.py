@@ -16,7 +16,7 @@ from mars_ray.engine.kernels.families import FAMILIES, KernelError, machine, sup
 ROOT = Path(__file__).parents[1]
 HERE = [family.name for family in FAMILIES if family.machine == machine()]
 """Families of this architecture."""
-ONLY_BEST = {"x86_64": "-mavx512bf16", "arm64": "-march=armv8.2-a+dotprod+bf16"}
+ONLY_BEST = {"x86_64": "-mamx-bf16", "arm64": "-march=armv8.2-a+dotprod+bf16"}
 """A compiler flag that only the best family of an architecture has."""
 QUESTION = "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."
 PROGRAM = f"""

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers --model smollm2 --batch 1,2,4,8,16 --peers llama.cpp,openvino --json peers.json
 
-The other engines are extras of the package: `pip install 'mars-ray[peers-openvino]'`.
+The other engines are extras of the package: `pip install 'mars-ray[peers-openvino]'`. vLLM needs `make .venv-vllm/.ready`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundled", help="a model, as in every command")
     parser.add_argument("--batch", default="1,4,16,32", help="requests decoded together")
-    parser.add_argument("--peers", default="llama.cpp,openvino", help="the other engines")
+    parser.add_argument("--peers", default="llama.cpp,openvino,vllm", help="the other engines")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="threads of each engine")
     parser.add_argument("--requests", type=int, default=48, help="requests per measurement")
     parser.add_argument("--repeats", type=int, default=5, help="measured rounds")

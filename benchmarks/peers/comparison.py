@@ -15,6 +15,7 @@ from benchmarks.peers.openvino import openvino_peers
 from benchmarks.peers.own_engine import BITS, OwnEngine
 from benchmarks.peers.peer import Peer, PeerUnavailableError
 from benchmarks.peers.prompts import PROMPT_TOKENS, prompts_of_one_length
+from benchmarks.peers.vllm import vllm_peers
 from mars_ray.errors import ConfigError, ModelError
 from mars_ray.measure import Sample, interleaved
 from mars_ray.model.checkpoint import load_checkpoint
@@ -25,6 +26,7 @@ ANSWER_TOKENS = 64
 FACTORIES: dict[str, Callable[[Path, int, int], Sequence[Peer]]] = {
     "llama.cpp": llama_cpp_peers,
     "openvino": openvino_peers,
+    "vllm": vllm_peers,
 }
 """Factories of engines by name; each takes a model folder, threads, and the id that is never chosen."""
 
@@ -53,6 +55,8 @@ class PeerComparison:
 
     bits: dict[str, int]
     """Bits per weight of each engine, ours first."""
+    load_seconds: dict[str, float]
+    """Seconds that each engine took to load the model."""
     absent: dict[str, str]
     """Engines that cannot run here, each with its reason."""
     batches: list[PeerBatch]
@@ -83,7 +87,10 @@ def compare_peers(
         same = {name: shared(answers, first_answers[ours[0].name]) for name, answers in first_answers.items()}
         results.append(PeerBatch(batch=batch, samples=samples, same=same))
     return PeerComparison(
-        bits={name: peer.bits for name, peer in engines.items()}, absent=not_ours | absent, batches=results
+        bits={name: peer.bits for name, peer in engines.items()},
+        load_seconds={name: peer.load_seconds for name, peer in engines.items()},
+        absent=not_ours | absent,
+        batches=results,
     )
 
 

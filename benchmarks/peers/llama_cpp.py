@@ -31,9 +31,11 @@ class LlamaCpp:
         self._threads = threads
         self._never_id = never_id
         settings = api.llama_model_default_params()
+        began_s = time.perf_counter()
         self._model = api.llama_model_load_from_file(str(file).encode(), settings)
         if not self._model:
             raise PeerUnavailableError(f"llama.cpp cannot load {file}")
+        self.load_seconds = time.perf_counter() - began_s
         self._vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._shape: tuple[int, int, int] | None = None
         self._context: Any = None

@@ -22,10 +22,12 @@ class OpenVino:
         self._api, self._tensor = _api()
         # Paged attention would reuse the prompts of earlier calls.
         settings = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_NUM_THREADS": threads}
+        began_s = time.perf_counter()
         try:
             self._pipeline = self._api.LLMPipeline(str(file), "CPU", **settings)
         except RuntimeError as error:
             raise PeerUnavailableError(f"openvino cannot load {file}: {str(error).splitlines()[-1]}") from error
+        self.load_seconds = time.perf_counter() - began_s
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
         """Answer all `prompts` together with `tokens` tokens each."""

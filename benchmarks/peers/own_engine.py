@@ -30,8 +30,10 @@ class OwnEngine:
         options = EngineOptions(
             max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize, compiled=compiled
         )
+        began_s = time.perf_counter()
         self._engine, _ = load_engine(check_folder(folder, "bfloat16"), options)
         self._engine.wait_until_compiled()
+        self.load_seconds = time.perf_counter() - began_s
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
         """Answer all `prompts` together with `tokens` tokens each."""

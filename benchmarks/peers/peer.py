@@ -30,6 +30,10 @@ class Peer(Protocol):
     def bits(self) -> int:
         """Bits per weight, without scales."""
 
+    @property
+    def load_seconds(self) -> float:
+        """Seconds that the engine took to load the model."""
+
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
         """Answer all `prompts` together with `tokens` tokens each, without reusing the cache of earlier calls."""
 

@@ -18,7 +18,7 @@ def show(model: str, threads: int, comparison: PeerComparison) -> None:
         title=f"{model}: {PROMPT_TOKENS} tokens read, {ANSWER_TOKENS} generated, {threads} threads",
         caption="tokens/s of decoding and of reading prompts, median and range; 'ours' is the speed divided by ours",
     )
-    for column in ("batch", "engine", "tokens/s", "range", "ours", "prompt tokens/s", "range", "same tokens"):
+    for column in ("batch", "engine", "tokens/s", "range", "ours", "prompt tokens/s", "range", "same tokens", "load s"):
         table.add_column(column, justify="left" if column == "engine" else "right")
     for batch in comparison.batches:
         for name in comparison.bits:
@@ -43,6 +43,7 @@ def report(model: str, threads: int, comparison: PeerComparison, command: str) -
             "engines": {
                 name: {
                     "bits": comparison.bits[name],
+                    "load_seconds": comparison.load_seconds[name],
                     "tokens_per_s": asdict(throughput(samples)),
                     "prompt_tokens_per_s": asdict(prompt_rate(samples)),
                     "times_ours": asdict(speedup(samples, batch.samples[ours_like(name, comparison.bits)])),
@@ -87,4 +88,5 @@ def _cells(comparison: PeerComparison, batch: PeerBatch, name: str) -> tuple[str
         f"{prefill_rate.median:,.0f}",
         f"{prefill_rate.min:,.0f}-{prefill_rate.max:,.0f}",
         f"{batch.same[name]:.0%}",
+        f"{comparison.load_seconds[name]:.1f}",
     )

@@ -41,7 +41,7 @@ def prompts(bundled: Checkpoint) -> list[list[int]]:
 class Echo:
     """Says the last token of each prompt, again and again, in a second for reading and a second for the rest."""
 
-    name, bits = "echo 4 bits", 4
+    name, bits, load_seconds = "echo 4 bits", 4, 0.5
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
         said = [[prompt[-1]] * tokens for prompt in prompts]
@@ -109,8 +109,8 @@ def _eager(made):
 
 
 def test_an_unknown_engine_is_said_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="unknown peer 'vllm'"):
-        compare_peers("bundled", ["vllm"], [1], 1, 1, 1)
+    with pytest.raises(ConfigError, match="unknown peer 'triton'"):
+        compare_peers("bundled", ["triton"], [1], 1, 1, 1)
 
 
 def test_more_requests_than_there_are_prompts_are_refused(bundled: Checkpoint) -> None:
