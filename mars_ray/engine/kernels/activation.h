@@ -13,17 +13,10 @@ inline Floats gelu(Floats x) {
   return gated(x, cubic * broadcast(1.5957691216f));  // 2 sqrt(2 / pi)
 }
 
-template <class T, class Act>
-void activate_and_mul(const Act& act, T* to, const T* gate_up, int64_t size) {
-  for (int64_t d = 0; d < size; d += W)
-    store(to + d, rounded(act(load(gate_up + d)), gate_up) * load(gate_up + size + d));
-}
-
-// Multiplies the activated first half of `gate_up` by the second half.
+// The activated gate times `up`. Both have been rounded to T.
 template <class T>
-void activate_and_mul(Activation kind, T* to, const T* gate_up, int64_t size) {
-  if (kind == SILU) activate_and_mul([](Floats x) { return gated(x, x); }, to, gate_up, size);
-  else activate_and_mul([](Floats x) { return gelu(x); }, to, gate_up, size);
+Floats activate_and_mul(Activation kind, Floats gate, Floats up) {
+  return rounded(kind == SILU ? gated(gate, gate) : gelu(gate), static_cast<const T*>(nullptr)) * up;
 }
 
 // cap tanh(x / cap)

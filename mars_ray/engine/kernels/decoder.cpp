@@ -48,7 +48,7 @@ struct Own {
 template <class T>
 struct Buffers {
   std::vector<T> hidden, normed, qkv, attended, gate_up, activated;
-  Inputs inputs;
+  Inputs normed_inputs, inner_inputs;  // the latter of `attended` and `activated`
   std::vector<Run> runs;
   std::vector<Own<T>> own;
 };
@@ -77,11 +77,11 @@ class Step {
     each(b.picks, [&](int64_t n) {
       norm(n, b.picked[n], m.final_norm);
       std::copy_n(&at.normed[n * m.hidden], m.hidden, static_cast<T*>(b.hidden) + n * m.hidden);
-      at.inputs.prepare(reading_of(m.head), &at.normed[n * m.hidden], n * m.hidden, m.hidden);
+      at.normed_inputs.prepare(reading_of(m.head), &at.normed[n * m.hidden], n * m.hidden, m.hidden);
     });
     wait();
     const auto unembed = [&](const auto& finish) {
-      linear(m.head, rows(m.head, at.normed.data()), b.picks, share(m.head.columns),
+      linear(m.head, rows(m.head, at.normed.data(), at.normed_inputs), b.picks, share(m.head.columns),
              [&](int64_t row, int64_t column, Floats left, Floats right) {
                store(b.logits + row * m.head.columns + column, finish(left));
                store(b.logits + row * m.head.columns + column + W, finish(right));
@@ -103,10 +103,10 @@ class Step {
 
   void wait() { team.wait(); }
 
-  // Returns this thread's share of the blocks of `columns` columns.
-  Blocks share(int64_t columns) const {
-    const int64_t blocks = columns / COLUMNS;
-    return {blocks * thread / threads, blocks * (thread + 1) / threads};
+  // Returns this thread's share of the blocks of `columns` columns, of which `together` stay together.
+  Blocks share(int64_t columns, int64_t together = 1) const {
+    const int64_t parts = columns / COLUMNS / together;
+    return {parts * thread / threads * together, parts * (thread + 1) / threads * together};
   }
 
   template <class Act>
@@ -114,35 +114,28 @@ class Step {
     for (int64_t n = count * thread / threads; n < count * (thread + 1) / threads; n++) act(n);
   }
 
+  // Each thread does what needs no other thread's results before it waits for them.
   void layer(const Layer& l, int64_t index) {
     each(b.positions, [&](int64_t n) { norm(n, n, l.attention_norm); });
-    prepare_rows(l.qkv, at.normed.data());
-    wait();
-    project(l.qkv, at.normed.data(), at.qkv.data());
-    adapt(4 * index, l.qkv, at.normed.data(), at.qkv.data());
+    prepare_normed(l.qkv);
     wait();
     T* keys = static_cast<T*>(b.keys[index]);
     T* values = static_cast<T*>(b.values[index]);
-    each(b.positions, [&](int64_t n) { write(l, n, keys, values); });
+    const Blocks heads = share(l.qkv.columns, m.head_dim / COLUMNS);
+    project(l.qkv, heads, at.normed.data(), at.normed_inputs, at.qkv.data());
+    adapt(4 * index, l.qkv, heads, at.normed.data(), at.normed_inputs, at.qkv.data());
+    for (int64_t n = 0; n < b.positions; n++) write(l, n, heads, keys, values);
     wait();
     // Later runs of a prompt see more columns, so the threads take turns.
     const int64_t runs = at.runs.size();
     for (int64_t task = thread; task < runs * m.kv_heads; task += threads)
       attend_run(l, at.runs[task % runs], task / runs, keys, values);
     wait();
-    if (prepare_rows(l.output, at.attended.data())) wait();
     add(l.output, 4 * index + 1, at.attended.data(), l.output_norm);
     each(b.positions, [&](int64_t n) { norm(n, n, l.mlp_norm); });
-    prepare_rows(l.gate_up, at.normed.data());
+    prepare_normed(l.gate_up);
     wait();
-    project(l.gate_up, at.normed.data(), at.gate_up.data());
-    adapt(4 * index + 2, l.gate_up, at.normed.data(), at.gate_up.data());
-    wait();
-    each(b.positions, [&](int64_t n) {
-      T* to = &at.activated[n * m.intermediate];
-      activate_and_mul(m.activation, to, &at.gate_up[n * 2 * m.intermediate], m.intermediate);
-    });
-    prepare_rows(l.down, at.activated.data());
+    activate(l, 4 * index + 2);
     wait();
     add(l.down, 4 * index + 3, at.activated.data(), l.down_norm);
   }
@@ -151,22 +144,24 @@ class Step {
     rms_norm(&at.normed[row * m.hidden], &at.hidden[from * m.hidden], weight, m.hidden, m.norm_epsilon, m.norm_rounding);
   }
 
-  void write(const Layer& l, int64_t n, T* keys, T* values) {
+  // Rotates this thread's heads of a position, and stores those of keys and values in the cache.
+  void write(const Layer& l, int64_t n, const Blocks& mine, T* keys, T* values) {
     const int64_t size = m.head_dim, width = (m.heads + 2 * m.kv_heads) * size;
-    T* row = &at.qkv[n * width];
     const int64_t cell = b.slots[n] * b.slot_stride + b.columns[n] * size;
     const int64_t turn = (l.rotary * b.rotated + b.places[n]) * m.rotary_dim;
-    for (int64_t head = 0; head < m.heads + m.kv_heads; head++) {
-      const bool is_query = head < m.heads;
-      T* part = row + head * size;
-      const float* weight = is_query ? l.query_norm : l.key_norm;
+    for (int64_t head = mine.first * COLUMNS / size; head < mine.last * COLUMNS / size; head++) {
+      T* part = &at.qkv[n * width + head * size];
+      const int64_t key = head - m.heads, value = key - m.kv_heads;
+      if (value >= 0) {
+        std::copy_n(part, size, values + cell + value * b.head_stride);
+        continue;
+      }
+      const float* weight = key < 0 ? l.query_norm : l.key_norm;
       if (weight) rms_norm(part, part, weight, size, m.norm_epsilon, m.norm_rounding);
-      T* to = is_query ? part : keys + cell + (head - m.heads) * b.head_stride;
+      T* to = key < 0 ? part : keys + cell + key * b.head_stride;
       rotate(to, part, b.cosines + turn, b.sines + turn, m.rotary_dim);
-      if (!is_query) std::copy(part + m.rotary_dim, part + size, to + m.rotary_dim);
+      if (key >= 0) std::copy(part + m.rotary_dim, part + size, to + m.rotary_dim);
     }
-    for (int64_t head = 0; head < m.kv_heads; head++)
-      std::copy_n(row + (m.heads + m.kv_heads + head) * size, size, values + cell + head * b.head_stride);
   }
 
   // Attention of the positions of a run over one key head, for all query heads that share it.
@@ -185,6 +180,8 @@ class Step {
       }
     }
     if (count) attend_with(queries, count, keys + offset, values + offset, scratch);
+    for (int64_t n = run.first; n < run.first + run.count; n++)
+      prepare_inner(l.output, at.attended.data(), n, head * groups * m.head_dim, groups * m.head_dim);
   }
 
   void attend_with(const Query<T>* queries, int64_t count, const T* keys, const T* values, float* scratch) {
@@ -198,48 +195,78 @@ class Step {
     }
   }
 
-  // Returns rows in the form that `w` reads. `prepare_rows` must have been called before.
-  Rows rows(const Matrix& w, const T* from) const {
-    const Reading reading = reading_of(w);
-    return reading == Reading::PLAIN ? plain(w.depth, from) : at.inputs.rows(reading, 0, w.depth);
+  // Computes this thread's columns of the activated MLP, in the form that `down` reads.
+  void activate(const Layer& l, int64_t number) {
+    const Blocks mine = share(l.gate_up.columns, GROUP / W);
+    const auto finish = [&](int64_t row, int64_t column, Floats gate, Floats up) {
+      T* to = &at.activated[row * m.intermediate + column / 2];
+      store(to, activate_and_mul<T>(m.activation, gate, up));
+    };
+    if (b.num_groups == 0) {
+      const T* type = nullptr;
+      linear(l.gate_up, rows(l.gate_up, at.normed.data(), at.normed_inputs), b.positions, mine,
+             [&](int64_t row, int64_t column, Floats gate, Floats up) {
+               finish(row, column, rounded(gate, type), rounded(up, type));
+             });
+    } else {
+      project(l.gate_up, mine, at.normed.data(), at.normed_inputs, at.gate_up.data());
+      adapt(number, l.gate_up, mine, at.normed.data(), at.normed_inputs, at.gate_up.data());
+      for (int64_t n = 0; n < b.positions; n++)
+        for (int64_t column = mine.first * COLUMNS; column < mine.last * COLUMNS; column += COLUMNS) {
+          const T* gate_up = &at.gate_up[n * 2 * m.intermediate + column];
+          finish(n, column, load(gate_up), load(gate_up + W));
+        }
+    }
+    for (int64_t n = 0; n < b.positions; n++)
+      prepare_inner(l.down, at.activated.data(), n, mine.first * W, (mine.last - mine.first) * W);
   }
 
-  // Prepares this thread's rows if `w` does not read plain rows, and returns whether it does not.
-  bool prepare_rows(const Matrix& w, const T* from) {
+  // Returns rows in the form that `w` reads. They must have been prepared before.
+  Rows rows(const Matrix& w, const T* from, const Inputs& inputs) const {
     const Reading reading = reading_of(w);
-    if (reading == Reading::PLAIN) return false;
-    each(b.positions, [&](int64_t n) { at.inputs.prepare(reading, from + n * w.depth, n * w.depth, w.depth); });
-    return true;
+    return reading == Reading::PLAIN ? plain(w.depth, from) : inputs.rows(reading, 0, w.depth);
   }
 
-  void project(const Matrix& w, const T* from, T* to) {
-    linear(w, rows(w, from), b.positions, share(w.columns),
-           [&](int64_t row, int64_t column, Floats left, Floats right) {
-             store(to + row * w.columns + column, left);
-             store(to + row * w.columns + column + W, right);
-           });
+  // Prepares this thread's rows of `normed` for `w`.
+  void prepare_normed(const Matrix& w) {
+    each(b.positions, [&](int64_t n) {
+      at.normed_inputs.prepare(reading_of(w), &at.normed[n * w.depth], n * w.depth, w.depth);
+    });
+  }
+
+  // Prepares `count` numbers of a row for `w`, from the one at `first` on.
+  void prepare_inner(const Matrix& w, const T* from, int64_t row, int64_t first, int64_t count) {
+    const int64_t begin = row * w.depth + first;
+    at.inner_inputs.prepare(reading_of(w), from + begin, begin, count);
+  }
+
+  void project(const Matrix& w, const Blocks& mine, const T* from, const Inputs& inputs, T* to) {
+    linear(w, rows(w, from, inputs), b.positions, mine, [&](int64_t row, int64_t column, Floats left, Floats right) {
+      store(to + row * w.columns + column, left);
+      store(to + row * w.columns + column + W, right);
+    });
   }
 
   // Adds the low-rank products at masks to the output of layer `w`, in this thread's columns.
-  void adapt(int64_t number, const Matrix& w, const T* from, T* to) {
+  void adapt(int64_t number, const Matrix& w, const Blocks& mine, const T* from, const Inputs& inputs, T* to) {
     for (int64_t g = 0; g < b.num_groups; g++) {
       const Group& group = b.groups[g];
       if (const LowRank& pair = group.adapter->pairs[number]; pair.parts) {
-        narrow(pair, group, w, from + group.first * w.depth);
-        widen(pair, group, to + group.first * w.columns, w.columns);
+        narrow(pair, group, w, from + group.first * w.depth, inputs);
+        widen(pair, group, w, mine, to + group.first * w.columns);
       }
     }
   }
 
   // Projects the masks of a group to all ranks, in this thread's own buffer.
-  void narrow(const LowRank& pair, const Group& group, const Matrix& w, const T* from) {
+  void narrow(const LowRank& pair, const Group& group, const Matrix& w, const T* from, const Inputs& inputs) {
     const int64_t ranks = pair.down.columns;
     const Reading reading = reading_of(pair.down);
     const bool is_plain = reading == Reading::PLAIN, is_prepared = reading == reading_of(w);
     if (!is_plain && !is_prepared)
       for (int64_t n = 0; n < group.count; n++) own.inputs.prepare(reading, from + n * w.depth, n * w.depth, w.depth);
     const Rows x = is_plain      ? plain(w.depth, from)
-                   : is_prepared ? at.inputs.rows(reading, group.first * w.depth, w.depth)
+                   : is_prepared ? inputs.rows(reading, group.first * w.depth, w.depth)
                                  : own.inputs.rows(reading, 0, w.depth);
     linear(pair.down, x, group.count, Blocks{0, ranks / COLUMNS},
            [&](int64_t row, int64_t column, Floats left, Floats right) {
@@ -249,8 +276,8 @@ class Step {
     own.low_inputs.prepare(reading, own.low.data(), 0, group.count * ranks);
   }
 
-  void widen(const LowRank& pair, const Group& group, T* to, int64_t width) {
-    const Blocks mine = share(width);
+  void widen(const LowRank& pair, const Group& group, const Matrix& w, const Blocks& mine, T* to) {
+    const int64_t halves = w.alternating ? 2 : 1, half_blocks = w.columns / COLUMNS / halves;
     int64_t rank = 0, begin = 0;  // first rank and first block of this part
     for (int64_t part = 0; part < pair.parts; part++) {
       const Matrix& up = pair.up[part];
@@ -258,15 +285,27 @@ class Step {
       const Reading reading = reading_of(up);
       const Rows x =
           reading == Reading::PLAIN ? plain(ranks, &own.low[rank]) : own.low_inputs.rows(reading, rank, ranks);
-      const Blocks here{std::max<int64_t>(0, mine.first - begin), std::min(blocks, mine.last - begin)};
-      linear(up, x, group.count, here, [&](int64_t row, int64_t column, Floats left, Floats right) {
-        T* out = to + row * width + begin * COLUMNS + column;
-        store(out, load(out) + rounded(left, out));
-        store(out + W, load(out + W) + rounded(right, out));
-      });
+      for (int64_t half = 0; half < halves; half++) {
+        const int64_t first = half * half_blocks + mine.first / halves, last = half * half_blocks + mine.last / halves;
+        const Blocks here{std::max<int64_t>(0, first - begin), std::min(blocks, last - begin)};
+        linear(up, x, group.count, here, [&](int64_t row, int64_t column, Floats left, Floats right) {
+          T* out = to + row * w.columns;
+          for (int side = 0; side < 2; side++) {
+            T* sum = out + place(w, begin * COLUMNS + column + W * side);
+            store(sum, load(sum) + rounded(side ? right : left, out));
+          }
+        });
+      }
       rank += up.depth;
       begin += blocks;
     }
+  }
+
+  // Returns where a column of the layers of `w` is in its output.
+  static int64_t place(const Matrix& w, int64_t column) {
+    if (!w.alternating) return column;
+    const int64_t half = w.columns / 2;
+    return 2 * (column % half) + column / half * W;
   }
 
   // Returns unchanged rows of `width` numbers.
@@ -278,20 +317,20 @@ class Step {
   // positions that it has in `each`; without a norm, all positions.
   void add(const Matrix& w, int64_t number, const T* from, const float* weight) {
     if (weight) return add_normed(w, number, from, weight);
-    linear(w, rows(w, from), b.positions, share(w.columns),
+    linear(w, rows(w, from, at.inner_inputs), b.positions, share(w.columns),
            [&](int64_t row, int64_t column, Floats left, Floats right) {
              T* to = &at.hidden[row * m.hidden + column];
              store(to, load(to) + rounded(left, to));
              store(to + W, load(to + W) + rounded(right, to));
            });
-    adapt(number, w, from, at.hidden.data());
+    adapt(number, w, share(w.columns), from, at.inner_inputs, at.hidden.data());
     wait();
   }
 
   // The same with a norm of the whole output, for which `normed` has room.
   void add_normed(const Matrix& w, int64_t number, const T* from, const float* weight) {
-    project(w, from, at.normed.data());
-    adapt(number, w, from, at.normed.data());
+    project(w, share(w.columns), from, at.inner_inputs, at.normed.data());
+    adapt(number, w, share(w.columns), from, at.inner_inputs, at.normed.data());
     wait();
     each(b.positions, [&](int64_t n) {
       T* out = &at.normed[n * m.hidden];
@@ -339,7 +378,8 @@ void run(const Model& model, const Batch& batch) {
   fit(buffers.attended, rows * model.heads * model.head_dim);
   fit(buffers.gate_up, rows * 2 * model.intermediate);
   fit(buffers.activated, rows * model.intermediate);
-  buffers.inputs.fit(rows, depth);
+  buffers.normed_inputs.fit(rows, model.hidden);
+  buffers.inner_inputs.fit(rows, depth);
   buffers.runs = runs_of(model, batch);
   buffers.own.resize(std::max<size_t>(buffers.own.size(), batch.threads));
   for (int64_t thread = 0; thread < batch.threads; thread++) {

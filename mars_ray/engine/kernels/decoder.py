@@ -25,6 +25,8 @@ PER_POSITION = tuple(
     field.name for field in fields(ForwardBatch) if field.name.endswith("_N") and field.name != "back_N"
 )
 """Fields that describe the packed positions; `back_N` belongs to the attention rectangles."""
+GATE_UP = 2
+"""Number of the gate and up projection among the groups of linear layers."""
 FIRST_ROTATIONS = 512
 """Positions whose rotary embeddings are computed at the start."""
 POINTER = ctypes.c_void_p
@@ -223,7 +225,8 @@ class FusedDecoder:
         architecture = self._architecture
         attention = layer.self_attn
         qkv, output, gate_up, down = (
-            self._pack(group, self._kind).matrix for group in architecture.linear_layers(layer)
+            self._pack(group, self._kind, alternating=number == GATE_UP).matrix
+            for number, group in enumerate(architecture.linear_layers(layer))
         )
         norms = {
             "attention_norm": layer.input_layernorm,
@@ -243,8 +246,8 @@ class FusedDecoder:
             **{name: self._norm(norm) for name, norm in norms.items()},
         )
 
-    def _pack(self, layers: list[nn.Linear], kind: Format) -> PackedLinear:
-        packed = pack(layers, kind, self._layout)
+    def _pack(self, layers: list[nn.Linear], kind: Format, *, alternating: bool = False) -> PackedLinear:
+        packed = pack(layers, kind, self._layout, alternating=alternating)
         self._kept.append(packed)
         for layer in layers:
             if self._consume and layer.weight is not self._body.embed_tokens.weight:

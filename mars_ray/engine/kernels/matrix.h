@@ -26,6 +26,7 @@ struct Matrix {
   int64_t columns;      // padded to a multiple of COLUMNS
   int64_t depth;
   Format format;
+  int32_t alternating;  // 1 if vectors of the first and of the second half of the columns take turns
 };
 
 // The low-rank factors for up to three layers that read the same input and are packed as one matrix.

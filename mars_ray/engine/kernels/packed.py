@@ -37,6 +37,7 @@ class Matrix(ctypes.Structure):
         ("columns", ctypes.c_int64),
         ("depth", ctypes.c_int64),
         ("format", ctypes.c_int32),
+        ("alternating", ctypes.c_int32),
     )
 
 
@@ -48,16 +49,25 @@ class PackedLinear:
     matrix: Matrix
 
 
-def pack(layers: Sequence[nn.Linear], kind: Format, layout: WeightLayout) -> PackedLinear:
+def pack(
+    layers: Sequence[nn.Linear], kind: Format, layout: WeightLayout, *, alternating: bool = False
+) -> PackedLinear:
     """Pack layers that read the same input as one layer with concatenated outputs.
 
-    The number of inputs must be a multiple of 32.
+    With `alternating`, vectors of the first and of the second half of the outputs take turns, so that a thread computes
+    the gate and the up projection of an output together. The number of inputs must be a multiple of 32.
     """
     bias = None
     if any(layer.bias is not None for layer in layers):
         parts = [torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
         bias = _pad(torch.cat([part.float() for part in parts]), layout.columns)
-    return pack_weight(torch.cat([layer.weight.detach() for layer in layers]), bias, kind, layout)
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    if not alternating:
+        return pack_weight(weight, bias, kind, layout)
+    weight, bias = _alternate(weight, layout), None if bias is None else _alternate(bias, layout)
+    packed = pack_weight(weight, bias, kind, layout)
+    packed.matrix.alternating = 1
+    return packed
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format, layout: WeightLayout) -> PackedLinear:
@@ -104,6 +114,11 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scale = ((groups.amax(dim=2) - least.float()) / 15).half()
     number = (groups - least.float()[..., None]) / scale.float().clamp(min=1e-30)[..., None]
     return number.round().clamp(0, 15).to(torch.uint8), scale, least
+
+
+def _alternate(rows: Tensor, layout: WeightLayout) -> Tensor:
+    """Let vectors of the first and of the second half of the rows take turns."""
+    return rows.view(2, -1, layout.columns // 2, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
 def _pad(rows: Tensor, columns: int) -> Tensor:
