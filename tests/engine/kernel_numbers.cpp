@@ -210,9 +210,14 @@ static void check_numbers() {
     for (float& number : value) {
       const uint32_t bits = generator();
       std::memcpy(&number, &bits, 4);
+#ifdef KERNELS_ROUND
+      if (std::fpclassify(number) == FP_SUBNORMAL) number = 0;
+#endif
     }
     store(found, load(value)), store(kept, rounded(load(value), found));
     for (int i = 0; i < W; i++) {
+      const bool both_nan = value[i] != value[i] && number_of(found[i]) != number_of(found[i]) && kept[i] != kept[i];
+      if (both_nan) continue;
       expect(found[i].bits == nearest_bfloat16(value[i]).bits, "bfloat16", found[i].bits, nearest_bfloat16(value[i]).bits);
       expect(nearest_bfloat16(kept[i]).bits == found[i].bits, "rounded");
     }

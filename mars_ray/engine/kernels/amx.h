@@ -172,7 +172,8 @@ inline bool fits_tiles(Format format, int64_t rows) {
 }
 
 // Computes some blocks of a linear layer for all rows.
-inline void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Put& to) {
+template <class Act>
+void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
   const int64_t groups = w.depth / GROUP;
   // With 8 bits, a tile reads 16 rows even if there are fewer.
   const int64_t height = std::min(rows, TILE_ROWS);
@@ -183,7 +184,7 @@ inline void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const 
     for (int64_t r = row - top; r < height; r++) {
       Floats left = load(of[r]), right = load(of[r] + W);
       if (w.bias) left = left + load(w.bias + column), right = right + load(w.bias + column + W);
-      to.put(to.owner, top + r, column, left, right);
+      act(top + r, column, left, right);
     }
   };
   store_all(x.words);
@@ -218,6 +219,7 @@ inline void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const 
 constexpr bool TILES = false;
 struct Tiles {};
 inline bool fits_tiles(Format, int64_t) { return false; }
-inline void linear_in_tiles(const Matrix&, const Rows&, int64_t, const Blocks&, const Put&) {}
+template <class Act>
+void linear_in_tiles(const Matrix&, const Rows&, int64_t, const Blocks&, const Act&) {}
 inline void score_in_tiles(const Rows&, int64_t, const char*, int64_t, float*, int64_t) {}
 #endif

@@ -118,6 +118,12 @@ inline void halves(const Rows& x, int64_t row, const char* weights, int64_t grou
   if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, false, out + HALF);
 }
 
+// The function that receives the COLUMNS finished columns of a row.
+struct Put {
+  void (*put)(void* owner, int64_t row, int64_t column, Floats left, Floats right);
+  void* owner;
+};
+
 template <int R>
 void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put& to) {
   const bool first = row == 0;  // later tiles find the weights in the cache
@@ -152,11 +158,11 @@ constexpr BlockOfRows BLOCKS{std::make_integer_sequence<int, ROWS>{}};  // by th
 // Computes some blocks of a linear layer for all rows, in tiles of similar size.
 template <class Act>
 void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
+  if (fits_tiles(w.format, rows)) return linear_in_tiles(w, x, rows, blocks, act);
   const auto call = [](void* owner, int64_t row, int64_t column, Floats left, Floats right) {
     (*static_cast<const Act*>(owner))(row, column, left, right);
   };
   const Put to{call, const_cast<Act*>(&act)};
-  if (fits_tiles(w.format, rows)) return linear_in_tiles(w, x, rows, blocks, to);
   const int64_t tiles = (rows + ROWS - 1) / ROWS;
   for (int64_t index = blocks.first; index < blocks.last; index++)
     for (int64_t t = 0; t < tiles; t++) {

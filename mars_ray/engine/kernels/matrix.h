@@ -53,12 +53,6 @@ constexpr int INT8_STEP = 8 * W, INT4_STEP = 4 * W;                // bytes of a
 constexpr int INT8_GROUP = GROUP_STEPS * INT8_STEP + 2 * COLUMNS;  // bytes of a group, with its scales
 constexpr int INT4_GROUP = GROUP_STEPS * INT4_STEP + 4 * COLUMNS;  // bytes of a group, with its scales and minima
 
-// The function that receives the COLUMNS finished columns of a row.
-struct Put {
-  void (*put)(void* owner, int64_t row, int64_t column, Floats left, Floats right);
-  void* owner;
-};
-
 // A range of column blocks of a linear layer.
 struct Blocks {
   int64_t first, last;

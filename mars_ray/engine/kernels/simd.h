@@ -2,7 +2,8 @@
 // header of the family, which the compiler's flags select.
 //
 // A family also says how many rows of a linear layer fit into its registers, and which products it has: of pairs of
-// bfloat16 numbers (KERNELS_PAIRS, dot_pairs), and of 8-bit numbers (Int8Dot, Int4Dot). The layout of packed weights depends on these.
+// bfloat16 numbers (KERNELS_PAIRS, dot_pairs), and of 8-bit numbers (Int8Dot, Int4Dot). The layout of packed weights
+// depends on these. It may round to bfloat16 in its own way (KERNELS_ROUND).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -34,6 +35,7 @@ constexpr bool PAIRS = true;
 constexpr bool PAIRS = false;
 #endif
 
+#ifndef KERNELS_ROUND
 // The bits of each value rounded to bfloat16 in their upper half: to nearest, ties to even, as torch does.
 inline Words bfloat16_bits(Floats value) {
   const Words bits = as_words(value);
@@ -43,10 +45,11 @@ inline Words bfloat16_bits(Floats value) {
 }
 
 inline void store(bfloat16* to, Floats value) { store_upper_halves(to, bfloat16_bits(value)); }
+inline Floats rounded(Floats value, const bfloat16*) { return as_floats(bfloat16_bits(value) & 0xffff0000u); }
+#endif
 
 // The value after rounding to the stored type. transformers rounds after every operation, so the kernels do too.
 inline Floats rounded(Floats value, const float*) { return value; }
-inline Floats rounded(Floats value, const bfloat16*) { return as_floats(bfloat16_bits(value) & 0xffff0000u); }
 
 // e^x of each element, accurate to a few units in the last place. x is clamped to [-87, 88].
 inline Floats exponential(Floats x) {

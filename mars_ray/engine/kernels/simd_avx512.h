@@ -86,6 +86,14 @@ inline void transpose_square(Words rows[W]) {
 }
 
 #ifdef __AVX512BF16__
+// To nearest, ties to even, as torch does, but numbers too small for a whole significand become 0.
+#define KERNELS_ROUND
+inline __m256i to_bfloat16(Floats value) { return (__m256i)_mm512_cvtneps_pbh(value); }
+inline void store(bfloat16* to, Floats value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bfloat16(value)); }
+inline Floats rounded(Floats value, const bfloat16*) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bfloat16(value)), 16));
+}
+
 #define KERNELS_PAIRS
 inline Floats dot_pairs(Floats sum, Words w, Words x) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
 #endif
