@@ -31,6 +31,8 @@ def connect() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local: dict[str, Any] = {}
     if not is_shared():
+        # Otherwise, Ray gives its workers a lower priority than other programs, which take nearly all of a core then.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         local = {"address": "local", "num_cpus": usable_cpus(), "include_dashboard": False}
         local["_temp_dir"] = str(private_folder(temporary_folder()) / "ray")
         with suppress(OutputError):  # without a home folder, Ray reports its own error

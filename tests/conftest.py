@@ -39,6 +39,8 @@ use_store(STORE_PORT)
 
 # Ray Serve kills a proxy that is not up after three times so long, and gives up after a minute.
 os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
+# Otherwise, Ray's workers have a lower priority than other work on this machine.
+os.environ |= {"RAY_worker_niceness": "0"}
 
 
 class _RayTogether(LoadFileScheduling):  # type: ignore[misc]

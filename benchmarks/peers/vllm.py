@@ -24,7 +24,7 @@ class VLLM:
     bits = 16
 
     def __init__(self, folder: Path, threads: int) -> None:
-        command = [str(PYTHON), str(SERVER), str(folder), str(threads), str(MOST_ROWS)]
+        command = [str(PYTHON), "-P", str(SERVER), str(folder), str(threads), str(MOST_ROWS)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.load_seconds: float = self._read()["load_seconds"]
 

@@ -1,9 +1,10 @@
 """Answer prompts with vLLM's offline engine: lines of JSON in, lines of JSON out.
 
-    .venv-vllm/bin/python benchmarks/peers/vllm_server.py FOLDER THREADS ROWS
+    .venv-vllm/bin/python -P benchmarks/peers/vllm_server.py FOLDER THREADS ROWS
 
-Runs in vLLM's environment, so it imports nothing of mars-ray. A line `{"prompts": [[1, 2]], "tokens": 64}` is answered
-with the fields of `TimedAnswers`. The first line out is `{"load_seconds": ...}`.
+It runs in vLLM's environment, so it imports nothing of mars-ray. With `-P` the file `vllm.py` beside it does not hide
+vLLM. A line `{"prompts": [[1, 2]], "tokens": 64}` is answered with the fields of `TimedAnswers`. The first line out is
+`{"load_seconds": ...}`.
 """
 
 import json
