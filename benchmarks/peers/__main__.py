@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers --model smollm2 --batch 1,2,4,8,16 --peers llama.cpp,openvino --json peers.json
 
-The other engines are extras of the package: `pip install 'mars-ray[peers-openvino]'`. vLLM needs `make .venv-vllm/.ready`.
+The other engines are extras of the package: `pip install 'mars-ray[peers-openvino]'`. vLLM has an environment of its
+own, which `make .venv-vllm/.ready` makes.
 """
 
 import argparse

@@ -49,9 +49,7 @@ class PackedLinear:
     matrix: Matrix
 
 
-def pack(
-    layers: Sequence[nn.Linear], kind: Format, layout: WeightLayout, *, alternating: bool = False
-) -> PackedLinear:
+def pack(layers: Sequence[nn.Linear], kind: Format, layout: WeightLayout, *, alternating: bool = False) -> PackedLinear:
     """Pack layers that read the same input as one layer with concatenated outputs.
 
     With `alternating`, vectors of the first and of the second half of the outputs take turns, so that a thread computes
