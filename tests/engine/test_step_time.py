@@ -213,3 +213,32 @@ def test_a_larger_batch_never_feeds_more_masks() -> None:
     ]
     assert blocks == sorted(blocks, reverse=True)
     assert blocks[0] == 8 and blocks[-1] < blocks[0]
+
+
+def test_steps_that_are_slower_than_a_line_predicts_correct_the_choice() -> None:
+    """A tile of 16 rows costs as much as one row, so 12 rows without masks are dearer than their positions say."""
+    times, tile_s = StepTimeFit(), 1e-3
+    works = [
+        StepWork(rows, rows * (1 + masks), 100, masks=rows * masks)
+        for _ in range(12)
+        for rows in (12, 16, 32, 48)
+        for masks in (0, 1, 2, 4)
+    ]
+    for work in works:
+        times.observe(work, tile_s * -(-work.positions // 16))
+    model = times.model
+    assert model is not None
+    alone, with_masks = (times.bias(12, masks=masks) for masks in (False, True))
+    assert alone * model.seconds(StepWork(12, 12, 100)) == pytest.approx(tile_s, rel=0.15)
+    rates = [block_rates(model, np.array([12.0, 14.0]), np.array([12.0, 24.0]), num_seqs=12, kv_tokens=100, biases=each)
+             for each in ((1.0, 1.0), (alone, with_masks))]  # fmt: skip
+    assert rates[1][0] / rates[0][0] == pytest.approx(1 / alone)
+    assert rates[1][1] / rates[0][1] == pytest.approx(1 / with_masks)
+
+
+def test_an_error_is_1_until_enough_steps_have_shown_it() -> None:
+    times = StepTimeFit()
+    for number in range(FIRST_FIT):
+        times.observe(StepWork(4, 4 + number, 100, masks=number), 1e-3 * (4 + number))
+    assert times.bias(4, masks=False) == 1.0
+    assert times.bias(64, masks=True) == 1.0

@@ -22,7 +22,7 @@ except ImportError:  # Windows
 
 WATCH_S = 0.25
 """Seconds of steps over which lost cores are counted."""
-LOST_PER_S = 25.0
+LOST_PER_S = 60.0
 """Cores lost per second of steps above which the machine is not quiet."""
 QUOTA_S = 5.0
 """Seconds after which the quota is read again, because it may change while the engine runs."""

@@ -151,11 +151,13 @@ class BlockChoice:
             lookahead = self._profile.lookahead(threshold)
             tokens_B += count * lookahead.tokens_B
             positions_B += count * lookahead.positions_B
-        rates_B = block_rates(model, tokens_B, positions_B, num_seqs=len(running), kv_tokens=kv_tokens)
+        num_seqs = len(running)
+        biases = (self._step_time.bias(num_seqs, masks=False), self._step_time.bias(num_seqs, masks=True))
+        rates_B = block_rates(model, tokens_B, positions_B, num_seqs=num_seqs, kv_tokens=kv_tokens, biases=biases)
         self._chosen = 1 + int(rates_B.argmax())
         self._price = max(LEAST_PRICE, model.position_s * float(rates_B.max()))
         self._worth_of = {threshold: self._profile.worth_of_masks(threshold, self._price) for threshold in by_threshold}
-        self._set_trials(model, len(running), rates_B, positions_B, kv_tokens)
+        self._set_trials(model, num_seqs, rates_B, positions_B, kv_tokens)
 
     def _set_trials(self, model: StepTime, num_seqs: int, rates_B: Floats, positions_B: Floats, kv_tokens: int) -> None:
         """Choose the rival, and the numbers of steps between two rivals and between two probes."""

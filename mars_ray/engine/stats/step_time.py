@@ -2,11 +2,15 @@
 
 The latest measurements of each kind of step are kept, so that after an hour of steps with a block of 8 the model can
 still predict the time of a step with a block of 1.
+
+Times are not quite linear: a tile of rows costs as much for one row as for all. So the choice between masks and none
+corrects predictions by the median error of recent steps of that size with masks, and of those without.
 """
 
 from collections import defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +28,8 @@ FIRST_FIT, FIRST_STEPS = 16, 256
 """Fit the model every 16 steps during the first 256 steps."""
 PAUSE = 20
 """A step that takes more than this many times the usual time counts as a pause of the machine and is left out."""
+STEPS_OF_BIAS = 6
+"""Minimum number of recent steps from which an error is estimated."""
 CLOCK_S = 1e-7
 """Minimum time of a step in seconds, because a coarse clock may measure 0."""
 
@@ -84,8 +90,13 @@ class StepTimeFit:
             lambda: deque(maxlen=STEPS_PER_KIND)
         )
         self._steps = 0
+        self._biases: dict[tuple[int, bool], float] = {}
         self.model: StepTime | None = None
         """Latest fit; None before the first fit."""
+
+    def bias(self, num_seqs: int, *, masks: bool) -> float:
+        """Return the median of measured over predicted times of decoding steps of a similar size, or 1 if unknown."""
+        return self._biases.get((num_seqs.bit_length(), masks), 1.0)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Record the work and the time of one step."""
@@ -97,6 +108,7 @@ class StepTimeFit:
                 model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
                 if model.fixed_s + model.seq_s + model.position_s > 0:  # 0 if all steps so far have only read prompts
                     self.model = model
+                    self._biases = _biases(model, [(work, seconds) for _, work, seconds in kept])
 
 
 def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
@@ -125,6 +137,15 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
     )
 
 
+def _biases(model: StepTime, steps: list[tuple[StepWork, float]]) -> dict[tuple[int, bool], float]:
+    """Return the median of measured over predicted times, by the size of the batch and whether there were masks."""
+    errors = defaultdict(list)
+    for work, seconds in steps:
+        if work.num_seqs and not work.prompt_tokens:
+            errors[work.num_seqs.bit_length(), work.masks > 0].append(seconds / max(model.seconds(work), CLOCK_S))
+    return {size: median(ratios) for size, ratios in errors.items() if len(ratios) >= STEPS_OF_BIAS}
+
+
 def _usual(
     work_S7: NDArray[np.float64], seconds_S: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -137,13 +158,22 @@ def _usual(
 
 
 def block_rates(
-    model: StepTime, tokens_B: NDArray[np.float64], positions_B: NDArray[np.float64], *, num_seqs: int, kv_tokens: int
+    model: StepTime,
+    tokens_B: NDArray[np.float64],
+    positions_B: NDArray[np.float64],
+    *,
+    num_seqs: int,
+    kv_tokens: int,
+    biases: tuple[float, float] = (1.0, 1.0),
 ) -> NDArray[np.float64]:
     """Return the expected tokens per second with blocks of 1, 2, ..., B as an array [B].
 
     `tokens_B` and `positions_B` are the tokens gained and the positions of all `num_seqs` sequences in a step.
+    Predicted times are multiplied by `biases`, without and with masks.
     """
     seconds_B = model.fixed_s + model.seq_s * num_seqs + model.position_s * positions_B + model.kv_token_s * kv_tokens
     seconds_B[1:] += model.masks_s
+    seconds_B[0] *= biases[0]
+    seconds_B[1:] *= biases[1]
     rates_B: NDArray[np.float64] = tokens_B / seconds_B
     return rates_B
