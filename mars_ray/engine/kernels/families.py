@@ -113,7 +113,8 @@ def lack(family: KernelFamily) -> str | None:
 @cache
 def _are_tiles_permitted() -> bool:
     """Ask Linux for the tile registers of AMX, and return whether this process may use them."""
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
+    refused: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
+    return refused == 0
 
 
 def _smallest() -> list[KernelFamily]:
