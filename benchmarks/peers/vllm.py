@@ -17,7 +17,7 @@ MOST_ROWS = 64
 class VLLM:
     """vLLM with the model in `folder` in bfloat16, on `threads` threads.
 
-    Raises a `PeerUnavailableError` with the reason if it does not start.
+    Its process ends with this one. Raises a `PeerUnavailableError` with the reason if it does not start.
     """
 
     name = "vllm bfloat16"
@@ -34,11 +34,6 @@ class VLLM:
         self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
         self._process.stdin.flush()
         return TimedAnswers(**self._read())
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout

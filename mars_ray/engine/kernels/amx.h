@@ -75,8 +75,7 @@ inline void multiply_bfloat16(const Rows& x, const TileRows& one, const TileRows
     _tile_zero(3);
   }
   for (int64_t d = 0; d < depth; d += DEPTH, from += DEPTH / 2, other += DEPTH / 2, weights += BYTES) {
-    if (first)
-      for (int64_t line = 0; line < BYTES; line += LINE) prefetch_line(weights + AHEAD + line);
+    if (first) prefetch<BYTES>(weights, 0);
     _tile_loadd(6, weights, 2 * LINE);
     _tile_loadd(7, weights + LINE, 2 * LINE);
     _tile_loadd(4, from, 4 * x.stride);
@@ -127,8 +126,7 @@ inline void multiply_bytes(const Rows& x, int64_t row, const char* weights, int6
     };
     const auto multiply = [&](int64_t g) {
       const char* from = weights + g * BYTES;
-      if (first && side == 0)
-        for (int64_t line = 0; line < BYTES; line += LINE) prefetch_line(from + AHEAD + line);
+      if (first && side == 0) prefetch<BYTES>(from, 0);
       _tile_zero(0);
       _tile_loadd(4, words + g * GROUP_STEPS, 4 * x.stride);
       if constexpr (FORMAT == INT8) {
@@ -217,6 +215,7 @@ void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks&
 }
 #else
 constexpr bool TILES = false;
+constexpr int64_t TILE_ROWS = 1;
 struct Tiles {};
 inline bool fits_tiles(Format, int64_t) { return false; }
 template <class Act>

@@ -124,7 +124,7 @@ def _smallest() -> list[KernelFamily]:
 
 
 def machine() -> str:
-    """Return the architecture of this system, by the names of `KernelFamily.machine` if it has any kernels."""
+    """Return the architecture of this system: x86_64, arm64, or the system's own name for another."""
     name = platform.machine().lower()
     return MACHINES.get(name, name)
 

@@ -19,7 +19,7 @@ struct Inputs {
 
   // Makes room for `rows` of `depth` numbers, and for those that a tile reads after the last.
   void fit(int64_t rows, int64_t depth) {
-    const size_t numbers = (rows + (TILES ? 15 : 0)) * depth;
+    const size_t numbers = (rows + TILE_ROWS - 1) * depth;
     if (sums.size() >= numbers / GROUP) return;
     words.resize(PAIRS ? numbers / 4 : numbers), sums.resize(numbers / GROUP), scales.resize(numbers / GROUP),
         totals.resize(numbers / GROUP);

@@ -50,7 +50,7 @@ class MeterActor:
         return await self._returned(self._meter.sync(message))
 
     async def record(self, records: Sequence[UsageRecord]) -> MarsRayError | None:
-        """Count records."""
+        """Add records of usage to the counts."""
         return await self._returned(self._meter.record(records))
 
     async def report(self, query: UsageQuery, account: str | None) -> UsageSums | MarsRayError:
@@ -88,7 +88,7 @@ class RayMeter:
         return reply
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
-        """Count records."""
+        """Add records of usage to the counts."""
         await self._actor.ask("record", records)
 
     async def report(self, query: UsageQuery, account: str | None) -> UsageSums:
@@ -98,7 +98,7 @@ class RayMeter:
 
 
 def remove_meter(app: str) -> None:
-    """End the meter of an application that is gone. Counts without storage are deleted."""
+    """End the meter of an application that is gone. Counts that no storage keeps are deleted."""
     remove_actor(_name(app), "remove")
 
 
