@@ -17,7 +17,7 @@ EngineName = Literal["mars", "vllm"]
 
 Quantize = Literal["int8", "int4"]
 """Number format of the weights of linear layers: 8 bits, or 4 bits with 8 bits in the output head. Inputs are rounded
-to 8 bits. Groups of 32 weights share a scale."""
+to 8 bits. Groups of 64 weights share a scale."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 """A count of at least 1. Values in config files are checked when the file is read, other options when an engine

@@ -36,6 +36,10 @@ static bfloat16 nearest_bfloat16(float value) {
 static void put(float& to, float value) { to = value; }
 static void put(bfloat16& to, float value) { to = nearest_bfloat16(value); }
 
+// The multiplier and the offset of one half of a group of 4-bit numbers.
+static int multiplier_of(int column, int half) { return 1 + (column + half) % 15; }
+static int offset_of(int column, int half) { return std::max(15 * multiplier_of(column, half) - 127, (9 * column + half) % 128); }
+
 // Weights of COLUMNS * 2 outputs, laid out as packed.py does it, and as plain numbers.
 struct Packed {
   std::vector<char> bytes;
@@ -52,7 +56,7 @@ struct Packed {
     const auto whole = [&](int least, int most) {
       return extreme ? (generator() % 2 ? least : most) : least + int(generator() % (most - least + 1));
     };
-    const uint16_t half = 0x3800, minus = 0xb400;  // 0.5 and -0.25 in float16
+    const uint16_t half = 0x3800;  // 0.5 in float16
     for (int64_t first = 0; first < columns; first += COLUMNS) {
       if (format == FLOAT32)
         for (int64_t d = 0; d < depth; d++)
@@ -80,13 +84,16 @@ struct Packed {
                 add(uint8_t(number + BYTE_OFFSET));
               } else {
                 const int low = whole(0, 15), high = whole(0, 15);
-                at(first + c, d) = 0.5f * low - 0.25f, at(first + W + c, d) = 0.5f * high - 0.25f;
+                const int half_group = 4 * step / HALF, other = W + c;
+                at(first + c, d) = 0.5f * (low * multiplier_of(c, half_group) - offset_of(c, half_group));
+                at(first + other, d) = 0.5f * (high * multiplier_of(other, half_group) - offset_of(other, half_group));
                 add(uint8_t(low | high << 4));
               }
             }
         for (int c = 0; c < COLUMNS; c++) add(half);
-        if (format == INT4)
-          for (int c = 0; c < COLUMNS; c++) add(minus);
+        for (const auto of : {multiplier_of, offset_of})
+          for (int part = 0; format == INT4 && part < 2; part++)
+            for (int c = 0; c < COLUMNS; c++) add(uint8_t(of(c, part)));
       }
     }
     matrix = {bytes.data(), nullptr, columns, depth, format};
@@ -95,7 +102,7 @@ struct Packed {
 
 template <class T>
 void check_linear(Format format, bool extreme) {
-  const int64_t depth = 96, rows = 35;  // more than two tiles of any family
+  const int64_t depth = 3 * GROUP, rows = 35;  // more than two tiles of any family
   const Packed packed(format, depth, extreme);
   std::vector<T> x(rows * depth);
   for (T& number : x) put(number, extreme ? (generator() % 2 ? 1.0f : -1.0f) : uniform(1));
@@ -137,21 +144,21 @@ void check_linear(Format format, bool extreme) {
 
 template <class T>
 void check_rounding_of_rows() {
-  std::vector<T> x(64);
+  std::vector<T> x(2 * GROUP);
   for (T& number : x) put(number, uniform(3));
   Inputs inputs;
-  inputs.fit(1, 64);
-  inputs.prepare(Reading::BYTES, x.data(), 0, 64);
+  inputs.fit(1, 2 * GROUP);
+  inputs.prepare(Reading::BYTES, x.data(), 0, 2 * GROUP);
   for (int group = 0; group < 2; group++) {
     float top = 0;
     int sum = 0;
-    for (int d = 0; d < 32; d++) top = std::max(top, std::abs(number_of(x[32 * group + d])));
-    for (int d = 0; d < 32; d++) {
-      const int found = reinterpret_cast<int8_t*>(inputs.words.data())[32 * group + d];
-      expect_near(found, number_of(x[32 * group + d]) * 127 / top, 0.50001, "rounded number");
+    for (int d = 0; d < GROUP; d++) top = std::max(top, std::abs(number_of(x[GROUP * group + d])));
+    for (int d = 0; d < GROUP; d++) {
+      const int found = reinterpret_cast<int8_t*>(inputs.words.data())[GROUP * group + d];
+      expect_near(found, number_of(x[GROUP * group + d]) * 127 / top, 0.50001, "rounded number");
       sum += found;
     }
-    expect_near(inputs.sums[group], sum, 0, "sum of rounded numbers");
+    expect_near(inputs.sums[2 * group] + inputs.sums[2 * group + 1], sum, 0, "sum of rounded numbers");
     expect_near(inputs.scales[group], top / 127, 1e-9, "scale");
   }
 }

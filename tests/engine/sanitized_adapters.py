@@ -22,6 +22,7 @@ from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.kernels import compiler
+from mars_ray.engine.kernels.packed import GROUP
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
@@ -42,18 +43,19 @@ settings.load_profile("sanitized")
 
 
 @st.composite
-def bases(draw: st.DrawFn) -> Any:
+def bases(draw: st.DrawFn, quantize: str | None) -> Any:
+    multiple = GROUP if quantize else 32
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 2))
     config = draw(st.sampled_from(CONFIGS))
     return AutoModelForCausalLM.from_config(
         config(
-            hidden_size=32 * heads * draw(st.integers(1, 2)),
-            intermediate_size=draw(TIMES_32),
+            hidden_size=multiple * heads * draw(st.integers(1, 2)),
+            intermediate_size=multiple * draw(st.integers(1, 5)),
             num_hidden_layers=draw(st.integers(1, 2)),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
-            head_dim=draw(st.sampled_from([32, 64, 96])),
+            head_dim=draw(st.sampled_from([size for size in (32, 64, 96) if size * heads % multiple == 0])),
             vocab_size=draw(st.integers(40, 130)),
             max_position_embeddings=64,
             tie_word_embeddings=draw(st.booleans()),
@@ -86,8 +88,8 @@ def decode(network: Any, adapters: dict[str | None, Adapter], quantize: Any) -> 
 @settings(max_examples=60)
 @given(st.data())
 def right_adapters_run_clean(data: st.DataObject) -> None:
-    network = data.draw(bases())
     dtype, quantize = data.draw(st.sampled_from(FORMATS))
+    network = data.draw(bases(quantize))
     every = linears_of(network, None)
     adapters: dict[str | None, Adapter] = {}
     for name in (None, "other"):
@@ -100,8 +102,8 @@ def right_adapters_run_clean(data: st.DataObject) -> None:
 @settings(max_examples=60)
 @given(st.data())
 def wrong_adapters_are_refused(data: st.DataObject) -> None:
-    network = data.draw(bases())
     dtype, quantize = data.draw(st.sampled_from(FORMATS))
+    network = data.draw(bases(quantize))
     every = linears_of(network, None)
     hidden = network.config.hidden_size
     name = data.draw(st.sampled_from(sorted(every)))

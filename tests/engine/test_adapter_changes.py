@@ -189,7 +189,7 @@ def test_an_adapter_that_comes_after_the_weights_were_freed_works_as_one_that_ca
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=64,
-        intermediate_size=96,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
@@ -218,7 +218,7 @@ def test_an_adapter_that_comes_after_the_weights_were_freed_works_as_one_that_ca
 @given(st.sampled_from([8, 16, 32]), st.booleans(), st.sampled_from([0, 128]), st.integers(1, 70), st.integers(1, 3))
 def test_an_unpacked_weight_is_the_weight(columns: int, pairs: bool, offset: int, outputs: int, groups: int) -> None:
     layout = WeightLayout(columns, pairs, offset)
-    weight = torch.randn(outputs, 32 * groups)
+    weight = torch.randn(outputs, 64 * groups)
     assert torch.equal(unpack(pack_weight(weight, None, Format.FLOAT32, layout), layout)[:outputs], weight)
     narrow = weight.bfloat16()
     assert torch.equal(unpack(pack_weight(narrow, None, Format.BFLOAT16, layout), layout)[:outputs], narrow)

@@ -49,8 +49,8 @@ except KernelError as reason:
     pytest.skip(f"no kernels here: {reason}", allow_module_level=True)
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 96,
-    "intermediate_size": 160,
+    "hidden_size": 192,
+    "intermediate_size": 320,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
@@ -81,6 +81,7 @@ CONFIGS = {
         **SIZES, sliding_window=7, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
     ),
     "one key head for 32": LlamaConfig(**SIZES | {"num_attention_heads": 32, "num_key_value_heads": 1}),
+    "sizes of 32 numbers": LlamaConfig(**SIZES | {"hidden_size": 96, "intermediate_size": 160}),
     "heads of 64": LlamaConfig(**SIZES | {"head_dim": 64}),
     "heads of 96": LlamaConfig(**SIZES | {"head_dim": 96}),
     "heads of 128": LlamaConfig(**SIZES | {"head_dim": 128}),
@@ -142,6 +143,13 @@ def causal_batch(id_N: Tensor, slot_N: Tensor, position_N: Tensor) -> ForwardBat
     )
 
 
+def rounded_to_int4(weight: Tensor) -> Tensor:
+    number, scale, multiplier, offset = (each.float() for each in quantize_int4(weight))
+    halves = number.unflatten(2, (2, 32)) * multiplier[..., None] - offset[..., None]
+    assert halves.abs().max() <= 127
+    return (halves.flatten(2) * scale[..., None]).flatten(1)
+
+
 def some_tokens(count: int, seed: int = 0) -> Tensor:
     return torch.randint(MASK_ID, (count,), generator=torch.Generator().manual_seed(seed))
 
@@ -172,7 +180,7 @@ def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network(name:
 
 def test_embeddings_are_scaled_by_a_number_of_the_dtype_of_the_network() -> None:
     decoder = Stand(network_of(CONFIGS["gemma2"], torch.bfloat16)).decoder
-    assert decoder._model.embedding_scale == 9.8125  # the square root of 96 is 9.798
+    assert decoder._model.embedding_scale == 13.875  # the square root of 192 is 13.856
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
@@ -182,15 +190,14 @@ def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quant
     with torch.no_grad():
         for name, layer in network.named_modules():
             if isinstance(layer, nn.Linear) and quantize == "int4" and "head" not in name:
-                number, scale, least = quantize_int4(layer.weight)
-                layer.weight.copy_((number * scale.float()[..., None] + least.float()[..., None]).flatten(1))
+                layer.weight.copy_(rounded_to_int4(layer.weight))
             elif isinstance(layer, nn.Linear):
                 rounded, scales = quantize_int8(layer.weight)
                 layer.weight.copy_((rounded * scales.float()[..., None]).flatten(1))
     expected = expected_logits(network, tokens)
     real = expected > -torch.inf
     # What is left is the rounding of the inputs to 8 bits, in 13 layers.
-    assert (found - expected)[real].std() < 0.05 * expected[real].std()
+    assert (found - expected)[real].std() < 0.07 * expected[real].std()
 
 
 @settings(max_examples=30, deadline=None)
@@ -255,18 +262,17 @@ def test_the_mask_is_never_the_likeliest_token_and_has_no_probability(family: st
 
 
 @given(
-    numbers=st.lists(st.floats(-1e4, 1e4, width=32), min_size=32, max_size=32), spread=st.sampled_from([0.0, 1.0, 1e-6])
+    numbers=st.lists(st.floats(-1e4, 1e4, width=32), min_size=64, max_size=64), spread=st.sampled_from([0.0, 1.0, 1e-6])
 )
-def test_rounded_weights_are_within_half_a_step(numbers: list[float], spread: float) -> None:
+def test_rounded_weights_are_near_the_weights(numbers: list[float], spread: float) -> None:
     weight = torch.tensor([numbers]) * spread
     number, scale = quantize_int8(weight)
     rounded = (number * scale.float()[..., None]).flatten(1)
     assert ((rounded - weight).abs() <= weight.abs().max() / 127 * 0.6 + 1e-6).all()
-    four, scales, least = quantize_int4(weight)
-    back = (four * scales.float()[..., None] + least.float()[..., None]).flatten(1)
-    step = (weight.max() - weight.min()) / 15
-    # Scale and minimum have 11 bits of their own.
-    assert ((back - weight).abs() <= 0.5 * step + weight.abs().max() / 500 + 1e-6).all()
+    # The ends of a range are rounded, too, by at most half a step of the half with the larger range.
+    halves = weight.view(2, 32)
+    step = ((halves.amax(dim=1).clamp(min=0) - halves.amin(dim=1).clamp(max=0)) / 15).max()
+    assert ((rounded_to_int4(weight) - weight).abs() <= 1.01 * step + 1e-6).all()
 
 
 @pytest.mark.parametrize("name", ["llama with biases", "phi3", "gemma", "gemma2", "gemma3"])
@@ -304,6 +310,11 @@ def test_a_network_the_kernels_do_not_know_runs_through_torch_and_says_why() -> 
     mixtral = network_of(MixtralConfig(**SIZES))
     engine = Engine(Checkpoint(mixtral, bundled_checkpoint().tokenizer, MASK_ID, None))
     assert engine.kernels.startswith("torch, because") and "not MixtralForCausalLM" in engine.kernels
+
+
+def test_a_network_whose_sizes_do_not_fit_groups_is_not_quantised() -> None:
+    with pytest.raises(KernelError, match="multiples of 64, not 96"):
+        Stand(network_of(CONFIGS["sizes of 32 numbers"]), "int4")
 
 
 def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:

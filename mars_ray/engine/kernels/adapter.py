@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.kernels.build import WeightLayout
-from mars_ray.engine.kernels.packed import GROUP, Format, Matrix, pack_weight
+from mars_ray.engine.kernels.packed import Format, Matrix, pack_weight
 
 
 class _LowRank(ctypes.Structure):
@@ -84,7 +84,7 @@ class AdapterPacker:
             if linear in lora.factors:
                 down = lora.factors[linear].a.detach()
                 up = lora.factors[linear].b.detach() * lora.scale
-            missing = -down.shape[0] % GROUP
+            missing = -down.shape[0] % self._kind.multiple
             downs.append(nn.functional.pad(down, (0, 0, 0, missing)))
             ups.append(self._weight(packed, nn.functional.pad(up, (0, missing))))
         return _LowRank(down=self._weight(packed, torch.cat(downs)), up=(Matrix * 3)(*ups), parts=len(ups))

@@ -7,6 +7,8 @@
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #include <algorithm>
+#include <cstring>
+#include <vector>
 
 constexpr bool TILES = true;
 constexpr int64_t TILE_ROWS = 16;
@@ -14,17 +16,16 @@ constexpr int64_t LINE = 64;           // bytes of a row of a tile, and of a cac
 constexpr int64_t CACHED_ROWS = 256;   // rows that stay in the cache while all weights pass
 constexpr int64_t FEW_INT8_ROWS = 8, FEW_INT4_ROWS = 12;  // measured
 
-// Shapes of the tile registers, which intrinsics take as literals: sums of up to 32 rows with both halves of a block
-// (0, 1 and 2, 3), x (4, 5), and both halves of the weights (6, 7). `x_bytes` are the bytes of a row of x.
+// Shapes of the tile registers, which intrinsics take as literals: sums of two tiles of rows with both halves of a block
+// (0, 1 and 2, 3), x (4, 5), and both halves of the weights (6, 7).
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {LINE, LINE, LINE, LINE, 0, 0, LINE, LINE};
+  uint16_t bytes[16] = {LINE, LINE, LINE, LINE, LINE, LINE, LINE, LINE};
   uint8_t rows[16] = {};
 
-  TileShapes(uint8_t x_rows, uint8_t x_bytes) {
+  TileShapes(uint8_t x_rows) {
     for (int tile = 0; tile < 6; tile++) rows[tile] = x_rows;
-    for (int tile : {4, 5}) bytes[tile] = x_bytes;
-    for (int tile : {6, 7}) rows[tile] = x_bytes / 4;
+    for (int tile : {6, 7}) rows[tile] = LINE / 4;
   }
 };
 
@@ -41,17 +42,17 @@ class Tiles {
   }
   ~Tiles() { _tile_loadconfig(&earlier); }
 
-  static void shape(int64_t x_rows, int64_t x_bytes) {
-    if (x_rows == rows && x_bytes == bytes) return;
-    rows = x_rows, bytes = x_bytes;
-    const TileShapes shapes(x_rows, x_bytes);
+  static void shape(int64_t x_rows) {
+    if (x_rows == rows) return;
+    rows = x_rows;
+    const TileShapes shapes(x_rows);
     store_all(&shapes);
     _tile_loadconfig(&shapes);
   }
 
  private:
   alignas(64) char earlier[64];
-  static inline thread_local int64_t rows, bytes;
+  static inline thread_local int64_t rows;
 };
 
 // Rows of x that are multiplied in one tile, and where their sums go: COLUMNS floats each, `stride` floats apart.
@@ -101,66 +102,80 @@ inline void score_in_tiles(const Rows& queries, int64_t rows, const char* keys, 
   const bool two = rows > TILE_ROWS;
   const int64_t height = two ? (rows + 1) / 2 : rows, second = rows - height;
   store_all(keys);
-  Tiles::shape(height, LINE);
+  Tiles::shape(height);
   const TileRows one{0, scores, padded}, other{second, scores + second * padded, padded};
   (two ? multiply_bfloat16<true> : multiply_bfloat16<false>)(queries, one, other, keys, depth, false);
 }
 
-// The sums of a block for the rows of a tile.
-using TileSums = float[TILE_ROWS][COLUMNS];
+// A line of the cache. A tile is slow to load across lines.
+struct alignas(LINE) Line {
+  char bytes[LINE];
+};
 
-// Multiplies the rows of a tile with a block of weights in 8 or 4 bits. Groups are first summed in integers.
-template <Format FORMAT>
-inline void multiply_bytes(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, TileSums sums) {
-  constexpr int64_t BYTES = FORMAT == INT8 ? INT8_GROUP : INT4_GROUP;
-  constexpr int64_t SCALES = GROUP_STEPS * (FORMAT == INT8 ? INT8_STEP : INT4_STEP);
-  constexpr int64_t BEGUN = 4;  // groups whose products begin before their sums are added, so that nothing waits
-  alignas(64) int32_t parts[2 * BEGUN][TILE_ROWS][W];
-  [[maybe_unused]] alignas(64) char numbers[2 * BEGUN][GROUP_STEPS][LINE];
-  const int32_t* words = x.words + row * x.stride;
-  for (int side = 0; side < 2; side++) {
-    const auto unpack = [&](int64_t g) {
-      const char* from = weights + g * BYTES;
-      for (int step = 0; step < GROUP_STEPS; step++)
-        store_words(numbers[g % (2 * BEGUN)][step], load_words(from + step * INT4_STEP) >> 4 * side & 0x0f0f0f0fu);
-    };
-    const auto multiply = [&](int64_t g) {
-      const char* from = weights + g * BYTES;
-      if (first && side == 0) prefetch<BYTES>(from, 0);
-      _tile_zero(0);
-      _tile_loadd(4, words + g * GROUP_STEPS, 4 * x.stride);
-      if constexpr (FORMAT == INT8) {
-        _tile_loadd(6, from + LINE * side, 2 * LINE);
-      } else {
-        if (g + BEGUN < groups) unpack(g + BEGUN);
-        store_all(numbers);
-        _tile_loadd(6, numbers[g % (2 * BEGUN)], LINE);
+// Writes a block of INT4 weights as one of INT8 weights, which have the same scales.
+inline void unpack_int4(const char* weights, int64_t groups, char* to) {
+  for (int64_t group = 0; group < groups; group++, weights += INT4_GROUP, to += INT8_GROUP) {
+    const char* scales = weights + GROUP_STEPS * INT4_STEP;
+    prefetch<INT4_GROUP>(weights, 0);
+    for (int half = 0; half < 2; half++) {
+      __m512i multipliers[2], offsets[2];  // of each column; a number times a multiplier fits into a byte
+      for (int side = 0; side < 2; side++) {
+        const char* bytes = scales + (2 + half) * COLUMNS + W * side;
+        multipliers[side] = (__m512i)(load_bytes(bytes) * 0x00010001);
+        offsets[side] = (__m512i)(load_bytes(bytes + 2 * COLUMNS) * 0x01010101);
       }
-      _tile_dpbssd(0, 4, 6);
-      _tile_stored(0, parts[g % (2 * BEGUN)], sizeof parts[0][0]);
-    };
-    if constexpr (FORMAT == INT4)
-      for (int64_t g = 0; g < std::min(groups, BEGUN); g++) unpack(g);
-    for (int64_t g = 0; g < std::min(groups, BEGUN); g++) multiply(g);
-    const char* scale_at = weights + SCALES + 2 * W * side;
-    Floats sum[TILE_ROWS];
-#pragma GCC unroll 16
-    for (int r = 0; r < TILE_ROWS; r++) sum[r] = Floats{};
-    for (int64_t g = 0; g < groups; g++, scale_at += BYTES) {
-      if (g + BEGUN < groups) multiply(g + BEGUN);
-      const Floats scale = load_float16(scale_at);
-      [[maybe_unused]] Floats least;
-      if constexpr (FORMAT == INT4) least = load_float16(scale_at + 2 * COLUMNS);
-      const int64_t of = row * x.groups + g;
-#pragma GCC unroll 16
-      for (int r = 0; r < TILE_ROWS; r++) {
-        if constexpr (FORMAT == INT4) sum[r] = multiply_add(broadcast(x.totals[of + r * x.groups]), least, sum[r]);
-        const Floats product = to_floats((Ints)load_words(parts[g % (2 * BEGUN)][r]));
-        sum[r] = multiply_add(product, broadcast(x.scales[of + r * x.groups]) * scale, sum[r]);
+      for (int step = half * GROUP_STEPS / 2; step < (half + 1) * GROUP_STEPS / 2; step++) {
+        const Words both = load_words(weights + step * INT4_STEP);
+        for (int side = 0; side < 2; side++) {
+          const __m512i numbers = (__m512i)(both >> 4 * side & 0x0f0f0f0fu);
+          const __m512i scaled = _mm512_mullo_epi16(numbers, multipliers[side]);
+          store_words(to + step * INT8_STEP + LINE * side, (Words)_mm512_sub_epi8(scaled, offsets[side]));
+        }
       }
     }
+    std::memcpy(to + GROUP_STEPS * INT8_STEP, scales, 2 * COLUMNS);
+  }
+}
+
+// Multiplies a tile of rows with one half of a block of INT8 weights. Groups are first summed in integers.
+inline void multiply_half(const Rows& x, const TileRows& rows, int side, const char* weights, int64_t groups, bool first) {
+  constexpr int64_t BEGUN = 4;  // groups whose products begin before their sums are added, so that nothing waits
+  alignas(LINE) int32_t parts[2 * BEGUN][TILE_ROWS][W];
+  const int32_t* words = x.words + rows.row * x.stride;
+  const auto multiply = [&](int64_t group) {
+    const char* from = weights + group * INT8_GROUP;
+    if (first) prefetch<INT8_GROUP>(from, 0);
+    _tile_zero(0);
+    _tile_loadd(4, words + group * GROUP_STEPS, 4 * x.stride);
+    _tile_loadd(6, from + LINE * side, 2 * LINE);
+    _tile_dpbssd(0, 4, 6);
+    _tile_stored(0, parts[group % (2 * BEGUN)], LINE);
+  };
+  for (int64_t group = 0; group < std::min(groups, BEGUN); group++) multiply(group);
+  const char* scale_at = weights + GROUP_STEPS * INT8_STEP + 2 * W * side;
+  const float* scales = x.scales + rows.row * x.groups;
+  Floats sum[TILE_ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < TILE_ROWS; r++) store(sums[r] + W * side, sum[r]);
+  for (int r = 0; r < TILE_ROWS; r++) sum[r] = Floats{};
+  for (int64_t group = 0; group < groups; group++, scale_at += INT8_GROUP, scales++) {
+    if (group + BEGUN < groups) multiply(group + BEGUN);
+    const Floats scale = load_float16(scale_at);
+    const auto& part = parts[group % (2 * BEGUN)];
+#pragma GCC unroll 16
+    for (int r = 0; r < TILE_ROWS; r++)
+      sum[r] = multiply_add(to_floats((Ints)load_words(part[r])), broadcast(scales[r * x.groups]) * scale, sum[r]);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < TILE_ROWS; r++) store(rows.sums + r * rows.stride + W * side, sum[r]);
+}
+
+// Multiplies one tile or two tiles of rows with a block of INT8 weights.
+template <bool TWO>
+inline void multiply_int8(const Rows& x, const TileRows& one, const TileRows& two, const char* weights, int64_t depth,
+                          bool first) {
+  for (int side = 0; side < 2; side++) {
+    multiply_half(x, one, side, weights, depth / GROUP, first && side == 0);
+    if constexpr (TWO) multiply_half(x, two, side, weights, depth / GROUP, false);
   }
 }
 
@@ -172,43 +187,40 @@ inline bool fits_tiles(Format format, int64_t rows) {
 // Computes some blocks of a linear layer for all rows.
 template <class Act>
 void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
-  const int64_t groups = w.depth / GROUP;
-  // With 8 bits, a tile reads 16 rows even if there are fewer.
-  const int64_t height = std::min(rows, TILE_ROWS);
-  Tiles::shape(w.format == BFLOAT16 ? height : TILE_ROWS, w.format == BFLOAT16 ? LINE : GROUP);
-  alignas(64) TileSums sums[2];
+  const int64_t groups = w.depth / GROUP, height = std::min(rows, TILE_ROWS);
+  const int64_t bytes = w.format == BFLOAT16 ? w.depth * COLUMNS * 2 : groups * (w.format == INT8 ? INT8_GROUP : INT4_GROUP);
+  const auto multiply = w.format == BFLOAT16 ? multiply_bfloat16<false> : multiply_int8<false>;
+  const auto multiply_two = w.format == BFLOAT16 ? multiply_bfloat16<true> : multiply_int8<true>;
+  static thread_local std::vector<Line> unpacked;
+  const size_t lines = groups * INT8_GROUP / LINE;
+  if (w.format == INT4 && unpacked.size() < lines) unpacked.resize(lines);
+  alignas(LINE) float sums[2][TILE_ROWS][COLUMNS];
   // Finishes the rows from `row` on. The last tile may begin within the one before.
-  const auto finish = [&](int64_t row, int64_t top, int64_t column, const TileSums& of) {
+  const auto finish = [&](int64_t row, int64_t top, int64_t column, const float (&of)[TILE_ROWS][COLUMNS]) {
     for (int64_t r = row - top; r < height; r++) {
       Floats left = load(of[r]), right = load(of[r] + W);
       if (w.bias) left = left + load(w.bias + column), right = right + load(w.bias + column + W);
       act(top + r, column, left, right);
     }
   };
+  Tiles::shape(height);
   store_all(x.words);
   for (int64_t begin = 0; begin < rows; begin += CACHED_ROWS) {
     const int64_t end = std::min(rows, begin + CACHED_ROWS);
     for (int64_t index = blocks.first; index < blocks.last; index++) {
       const int64_t column = index * COLUMNS;
-      const char* weights = static_cast<const char*>(w.weights);
-      if (w.format == BFLOAT16) {
-        weights += index * w.depth * COLUMNS * 2;
-        for (int64_t row = begin; row < end; row += 2 * TILE_ROWS) {
-          const int64_t other = row + TILE_ROWS, top = std::min(row, rows - height), other_top = std::min(other, rows - height);
-          const TileRows one{top, sums[0][0], COLUMNS}, two{other_top, sums[1][0], COLUMNS};
-          const auto multiply = other < end ? multiply_bfloat16<true> : multiply_bfloat16<false>;
-          multiply(x, one, two, weights, w.depth, row == begin);
-          finish(row, top, column, sums[0]);
-          if (other < end) finish(other, other_top, column, sums[1]);
-        }
-        continue;
+      const char* weights = static_cast<const char*>(w.weights) + index * bytes;
+      if (w.format == INT4) {
+        unpack_int4(weights, groups, unpacked[0].bytes);
+        weights = unpacked[0].bytes;
+        store_all(weights);
       }
-      weights += index * groups * (w.format == INT8 ? INT8_GROUP : INT4_GROUP);
-      for (int64_t row = begin; row < end; row += TILE_ROWS) {
-        const int64_t top = std::min(row, rows - height);
-        const auto multiply = w.format == INT8 ? multiply_bytes<INT8> : multiply_bytes<INT4>;
-        multiply(x, top, weights, groups, row == begin, sums[0]);
+      for (int64_t row = begin; row < end; row += 2 * TILE_ROWS) {
+        const int64_t other = row + TILE_ROWS, top = std::min(row, rows - height), other_top = std::min(other, rows - height);
+        const TileRows one{top, sums[0][0], COLUMNS}, two{other_top, sums[1][0], COLUMNS};
+        (other < end ? multiply_two : multiply)(x, one, two, weights, w.depth, row == begin && w.format != INT4);
         finish(row, top, column, sums[0]);
+        if (other < end) finish(other, other_top, column, sums[1]);
       }
     }
   }

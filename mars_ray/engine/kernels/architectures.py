@@ -158,6 +158,13 @@ def architecture_of(network: PreTrainedModel) -> Architecture:
     return architecture
 
 
+def odd_sizes(network: PreTrainedModel, multiple: int) -> list[int]:
+    """Return the numbers of inputs of linear layers that are no multiples of `multiple`."""
+    config = network.config
+    attention = config.num_attention_heads * cast(Any, network.model).layers[0].self_attn.head_dim
+    return [size for size in (config.hidden_size, config.intermediate_size, attention) if size % multiple]
+
+
 def _layer_types(config: Any) -> list[str]:
     return sorted(set(config.layer_types))
 
@@ -180,5 +187,5 @@ def _check_sizes(network: PreTrainedModel, architecture: Architecture) -> None:
         )
     if (rotary_dim := architecture.rotary_dim(body)) % 32:
         raise KernelError(f"the kernels rotate multiples of 32 numbers of a head, not {rotary_dim}.")
-    if odd := [size for size in (config.hidden_size, config.intermediate_size) if size % 32]:
+    if odd := odd_sizes(network, 32):
         raise KernelError(f"the kernels need sizes that are multiples of 32, not {odd[0]}.")

@@ -4,6 +4,7 @@
 // between operations. The output at a position depends, bit for bit, only on its own tokens: not on other rows or the
 // number of threads.
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "activation.h"
@@ -128,8 +129,9 @@ class Step {
     wait();
     // Later runs of a prompt see more columns, so the threads take turns.
     const int64_t runs = at.runs.size();
-    for (int64_t task = thread; task < runs * m.kv_heads; task += threads)
-      attend_run(l, at.runs[task % runs], task / runs, keys, values);
+    const int64_t together = heads_together(l.output);
+    for (int64_t task = thread; task < runs * m.kv_heads / together; task += threads)
+      attend_run(l, at.runs[task % runs], task / runs * together, together, keys, values);
     wait();
     add(l.output, 4 * index + 1, at.attended.data(), l.output_norm);
     each(b.positions, [&](int64_t n) { norm(n, n, l.mlp_norm); });
@@ -164,8 +166,21 @@ class Step {
     }
   }
 
-  // Attention of the positions of a run over one key head, for all query heads that share it.
-  void attend_run(const Layer& l, const Run& run, int64_t head, const T* keys, const T* values) {
+  // Returns how many key heads one thread takes together, so that it computes whole groups of the input of `w`.
+  int64_t heads_together(const Matrix& w) const {
+    return reading_of(w) == Reading::BYTES ? GROUP / std::gcd(GROUP, m.heads / m.kv_heads * m.head_dim) : 1;
+  }
+
+  // Attention of the positions of a run over `count` key heads.
+  void attend_run(const Layer& l, const Run& run, int64_t first, int64_t count, const T* keys, const T* values) {
+    const int64_t width = m.heads / m.kv_heads * m.head_dim;
+    for (int64_t head = first; head < first + count; head++) attend_head(l, run, head, keys, values);
+    for (int64_t n = run.first; n < run.first + run.count; n++)
+      prepare_inner(l.output, at.attended.data(), n, first * width, count * width);
+  }
+
+  // The same over one key head, for all query heads that share it.
+  void attend_head(const Layer& l, const Run& run, int64_t head, const T* keys, const T* values) {
     const int64_t groups = m.heads / m.kv_heads, width = (m.heads + 2 * m.kv_heads) * m.head_dim;
     const int64_t offset = b.slots[run.first] * b.slot_stride + head * b.head_stride;
     float* scratch = own.attention.data();
@@ -180,8 +195,6 @@ class Step {
       }
     }
     if (count) attend_with(queries, count, keys + offset, values + offset, scratch);
-    for (int64_t n = run.first; n < run.first + run.count; n++)
-      prepare_inner(l.output, at.attended.data(), n, head * groups * m.head_dim, groups * m.head_dim);
   }
 
   void attend_with(const Query<T>* queries, int64_t count, const T* keys, const T* values, float* scratch) {
@@ -197,7 +210,7 @@ class Step {
 
   // Computes this thread's columns of the activated MLP, in the form that `down` reads.
   void activate(const Layer& l, int64_t number) {
-    const Blocks mine = share(l.gate_up.columns, GROUP / W);
+    const Blocks mine = share(l.gate_up.columns, reading_of(l.down) == Reading::BYTES ? GROUP / W : 2);
     const auto finish = [&](int64_t row, int64_t column, Floats gate, Floats up) {
       T* to = &at.activated[row * m.intermediate + column / 2];
       store(to, activate_and_mul<T>(m.activation, gate, up));

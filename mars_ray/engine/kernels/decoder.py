@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.engine.kernels.adapter import AdapterPacker, FusedLoRA
-from mars_ray.engine.kernels.architectures import Activation, architecture_of
+from mars_ray.engine.kernels.architectures import Activation, architecture_of, odd_sizes
 from mars_ray.engine.kernels.build import kernel_library
-from mars_ray.engine.kernels.packed import Format, Matrix, PackedLinear, pack, unpack
+from mars_ray.engine.kernels.families import KernelError
+from mars_ray.engine.kernels.packed import GROUP, Format, Matrix, PackedLinear, pack, unpack
 from mars_ray.engine.kv.attention import Layers
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 
@@ -99,8 +100,11 @@ class FusedDecoder:
         name = str(network.dtype).removeprefix("torch.")
         self._call = library.function(f"forward_{name}")
         self._layout = library.layout
-        self._plain = Format[name.upper()]
-        self._kind = Format[quantize.upper()] if quantize else self._plain
+        plain = Format[name.upper()]
+        self._kind = Format[quantize.upper()] if quantize else plain
+        odd = odd_sizes(network, GROUP)
+        if quantize and odd:
+            raise KernelError(f"sizes must be multiples of {GROUP}, not {odd[0]}.")
         self._dtype = network.dtype
         self._consume = consume
         self._body: Any = network.model
@@ -108,7 +112,7 @@ class FusedDecoder:
         """Objects that own the memory that the structures point into."""
         self._model = self._describe(network, mask_id)
         # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
-        low = Format.FLOAT32 if network.dtype == torch.float32 else Format.INT8
+        low = plain if network.dtype == torch.float32 or odd else Format.INT8
         self._packer = AdapterPacker(self._body, self._architecture.linears, low, network.dtype, self._layout)
         self._network = network
         self._rotations = self._architecture.rotations(self._body, torch.arange(FIRST_ROTATIONS))

@@ -14,21 +14,19 @@ inline Reading reading_of(const Matrix& w) {
 
 // Rows widened to float32, or rounded to 8 bits in groups, in the layout of `Rows`.
 struct Inputs {
-  std::vector<int32_t> words, sums;
-  std::vector<float> scales, totals;
+  std::vector<int32_t> words;
+  std::vector<float> scales, sums;
 
   // Makes room for `rows` of `depth` numbers, and for those that a tile reads after the last.
   void fit(int64_t rows, int64_t depth) {
-    const size_t numbers = (rows + TILE_ROWS - 1) * depth;
-    if (sums.size() >= numbers / GROUP) return;
-    words.resize(PAIRS ? numbers / 4 : numbers), sums.resize(numbers / GROUP), scales.resize(numbers / GROUP),
-        totals.resize(numbers / GROUP);
+    const size_t groups = (rows + TILE_ROWS - 1) * depth / GROUP + 1;
+    if (scales.size() >= groups) return;
+    words.resize(groups * GROUP / (PAIRS ? 4 : 1)), sums.resize(groups * 2), scales.resize(groups);
   }
 
   Rows rows(Reading reading, int64_t first, int64_t depth) const {
     if (reading == Reading::FLOATS) return {&words[first], depth};
-    return {&words[first / 4],      depth / 4,    &scales[first / GROUP], &sums[first / GROUP],
-            &totals[first / GROUP], depth / GROUP};
+    return {&words[first / 4], depth / 4, &scales[first / GROUP], &sums[first / HALF], depth / GROUP};
   }
 
   template <class T>
@@ -55,16 +53,16 @@ struct Inputs {
       }
       const float top = std::max(largest_of(largest), 1e-30f);
       const Floats scale = broadcast(127.0f / top);
-      Ints sum = Ints{};
-      for (int v = 0; v < VECTORS; v++) {
-        const Ints number = nearest(value[v] * scale);
-        store_bytes(to + d + W * v, number);
-        sum = sum + number;
+      for (int half = 0; half < 2; half++) {
+        Ints sum = Ints{};
+        for (int v = half * VECTORS / 2; v < (half + 1) * VECTORS / 2; v++) {
+          const Ints number = nearest(value[v] * scale);
+          store_bytes(to + d + W * v, number);
+          sum = sum + number;
+        }
+        sums[(first + d) / HALF + half] = static_cast<float>(sum_of(sum));
       }
-      const int64_t group = (first + d) / GROUP;
-      sums[group] = sum_of(sum);
-      scales[group] = top / 127.0f;
-      totals[group] = scales[group] * static_cast<float>(sums[group]);
+      scales[(first + d) / GROUP] = top / 127.0f;
     }
   }
 };

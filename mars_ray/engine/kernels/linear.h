@@ -60,48 +60,63 @@ template <int R, Format FORMAT>
 inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, Floats out[R][2]) {
   using Dot = std::conditional_t<FORMAT == INT8, Int8Dot, Int4Dot>;
   constexpr int STEP = FORMAT == INT8 ? INT8_STEP : INT4_STEP;
+  constexpr int HALVES = FORMAT == INT8 ? 1 : 2, STEPS = GROUP_STEPS / HALVES;
   Floats sum[R][2];
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = Floats{};
   for (int64_t group = 0; group < groups; group++) {
-    typename Dot::Part part[R][2];
+    const char* scales = weights + GROUP_STEPS * STEP;
+    Floats product[R][2];  // whole numbers, which floats hold exactly
+#pragma GCC unroll 2
+    for (int half = 0; half < HALVES; half++) {
+      typename Dot::Part part[R][2];
 #pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-      int32_t total = 0;
-      if constexpr (FORMAT == INT8) total = -Dot::OFFSET * x.sums[(row + r) * x.groups + group];
-      part[r][0] = part[r][1] = Dot::start(total);
-    }
-    for (int step = 0; step < GROUP_STEPS; step++, weights += STEP) {
-      Words words = load_words(weights), more;
-      if (first) prefetch<STEP>(weights, step);
-      if constexpr (FORMAT == INT8) {
-        more = load_words(weights + 4 * W);
-      } else {
-        more = words >> 4 & 0x0f0f0f0fu;
-        words &= 0x0f0f0f0fu;
+      for (int r = 0; r < R; r++) part[r][0] = part[r][1] = typename Dot::Part{};
+      for (int step = 0; step < STEPS; step++, weights += STEP) {
+        Words words = load_words(weights), more;
+        if (first) prefetch<STEP>(weights, step);
+        if constexpr (FORMAT == INT8) {
+          more = load_words(weights + 4 * W);
+        } else {
+          more = words >> 4 & 0x0f0f0f0fu;
+          words &= 0x0f0f0f0fu;
+        }
+        const typename Dot::Weights left = Dot::prepare(words), right = Dot::prepare(more);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+          const int32_t* from = x.words + (row + r) * x.stride + group * GROUP_STEPS + half * STEPS;
+          const Words word = broadcast_word(from[step]);
+          part[r][0] = Dot::add(part[r][0], left, word);
+          part[r][1] = Dot::add(part[r][1], right, word);
+        }
       }
-      const typename Dot::Weights left = Dot::prepare(words), right = Dot::prepare(more);
+#pragma GCC unroll 2
+      for (int side = 0; side < 2; side++) {
+        [[maybe_unused]] Floats multiplier, offset;
+        if constexpr (FORMAT == INT4) {
+          const char* bytes = scales + (2 + half) * COLUMNS + W * side;
+          multiplier = to_floats(load_bytes(bytes)), offset = to_floats(load_bytes(bytes + 2 * COLUMNS));
+        }
 #pragma GCC unroll 6
-      for (int r = 0; r < R; r++) {
-        const Words word = broadcast_word(x.words[(row + r) * x.stride + group * GROUP_STEPS + step]);
-        part[r][0] = Dot::add(part[r][0], left, word);
-        part[r][1] = Dot::add(part[r][1], right, word);
+        for (int r = 0; r < R; r++) {
+          const float* sums = x.sums + 2 * ((row + r) * x.groups + group);
+          const Floats total = to_floats(Dot::total(part[r][side]));
+          if constexpr (FORMAT == INT8) {
+            product[r][side] = Dot::OFFSET ? total - broadcast(Dot::OFFSET * (sums[0] + sums[1])) : total;
+          } else {
+            product[r][side] = half ? multiply_add(total, multiplier, product[r][side]) : total * multiplier;
+            product[r][side] = product[r][side] - broadcast(sums[half]) * offset;
+          }
+        }
       }
     }
 #pragma GCC unroll 2
     for (int side = 0; side < 2; side++) {
-      const Floats scale = load_float16(weights + 2 * W * side);
-      [[maybe_unused]] Floats least;
-      if constexpr (FORMAT == INT4) least = load_float16(weights + 2 * COLUMNS + 2 * W * side);
+      const Floats scale = load_float16(scales + 2 * W * side);
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
         const float of_row = x.scales[(row + r) * x.groups + group];
-        const Floats of_part = broadcast(of_row) * scale;
-        if constexpr (FORMAT == INT4) {
-          const Floats total = broadcast(x.totals[(row + r) * x.groups + group]);
-          sum[r][side] = multiply_add(total, least, sum[r][side]);
-        }
-        sum[r][side] = multiply_add(to_floats(Dot::total(part[r][side])), of_part, sum[r][side]);
+        sum[r][side] = multiply_add(product[r][side], broadcast(of_row) * scale, sum[r][side]);
       }
     }
     weights += (FORMAT == INT8 ? INT8_GROUP : INT4_GROUP) - GROUP_STEPS * STEP;

@@ -9,8 +9,9 @@
 #include "simd.h"
 
 constexpr int COLUMNS = 2 * W;  // columns of a block
-constexpr int GROUP = 32;       // 8-bit or 4-bit numbers that share a scale
-constexpr int GROUP_STEPS = 8;  // steps of a group, with 4 weights each
+constexpr int GROUP = 64;       // 8-bit or 4-bit numbers that share a scale
+constexpr int HALF = 32;        // 4-bit numbers that share a multiplier and an offset
+constexpr int GROUP_STEPS = 16;  // steps of a group, with 4 weights each
 constexpr int AHEAD = 4096;     // prefetch distance in bytes: weights arrive while earlier ones are multiplied
 
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -41,17 +42,17 @@ struct Rows {
   const int32_t* words;
   int64_t stride;  // words from one row to the next
   const float* scales;
-  const int32_t* sums;  // sums of the rounded numbers of each group
-  const float* totals;  // the same, scaled
+  const float* sums;  // sums of the rounded numbers of each half of a group
   int64_t groups;
 };
 
 // INT8 weights are stored with BYTE_OFFSET added. A group is its steps, then the scales of all columns in float16. An
 // INT4 step has the columns of the first vector in the low halves of the bytes, and those of the second vector in the
-// high halves. A group ends with the scales and minima of all columns in float16.
+// high halves. After the scales there are bytes: multipliers of all columns, for the first and the second half of the group,
+// and offsets. A weight is (number * multiplier - offset) * scale, and its part in brackets is within [-127, 127].
 constexpr int INT8_STEP = 8 * W, INT4_STEP = 4 * W;                // bytes of a step
 constexpr int INT8_GROUP = GROUP_STEPS * INT8_STEP + 2 * COLUMNS;  // bytes of a group, with its scales
-constexpr int INT4_GROUP = GROUP_STEPS * INT4_STEP + 4 * COLUMNS;  // bytes of a group, with its scales and minima
+constexpr int INT4_GROUP = GROUP_STEPS * INT4_STEP + 6 * COLUMNS;  // bytes of a group, with all that follows
 
 // A range of column blocks of a linear layer.
 struct Blocks {

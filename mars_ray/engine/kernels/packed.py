@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from mars_ray.engine.kernels.build import WeightLayout
 
-GROUP = 32
+GROUP = 64
 """Number of weights of one output that share a scale."""
+HALF = 32
+"""Number of 4-bit weights of one output that share a multiplier and an offset."""
 
 
 class Format(IntEnum):
@@ -23,9 +25,14 @@ class Format(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
-    """8 bits, with a float16 scale per group of 32 weights of an output. Inputs are rounded in the same way."""
+    """8 bits, with a float16 scale per group of 64 weights of an output. Inputs are rounded in the same way."""
     INT4 = 3
-    """4 bits, with a float16 scale and minimum per group of 32 weights of an output. Inputs are rounded to 8 bits."""
+    """4 bits, with a float16 scale per group of 64 weights of an output. Inputs are rounded to 8 bits."""
+
+    @property
+    def multiple(self) -> int:
+        """Number of which the inputs of a layer must be a multiple."""
+        return GROUP if self in (Format.INT8, Format.INT4) else 32
 
 
 class Matrix(ctypes.Structure):
@@ -53,7 +60,7 @@ def pack(layers: Sequence[nn.Linear], kind: Format, layout: WeightLayout, *, alt
     """Pack layers that read the same input as one layer with concatenated outputs.
 
     With `alternating`, vectors of the first and of the second half of the outputs take turns, so that a thread computes
-    the gate and the up projection of an output together. The number of inputs must be a multiple of 32.
+    the gate and the up projection of an output together.
     """
     bias = None
     if any(layer.bias is not None for layer in layers):
@@ -69,7 +76,7 @@ def pack(layers: Sequence[nn.Linear], kind: Format, layout: WeightLayout, *, alt
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format, layout: WeightLayout) -> PackedLinear:
-    """Pack a weight [N, K], where K is a multiple of 32, and a float32 bias that is already padded."""
+    """Pack a weight [N, K], where K is a multiple of `kind.multiple`, and a float32 bias that is already padded."""
     weight = _pad(weight, layout.columns)
     if kind is Format.INT4:
         packed = _pack_int4(weight.float(), layout.columns)
@@ -98,20 +105,51 @@ def unpack(linear: PackedLinear, layout: WeightLayout) -> Tensor:
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights as int8 [N, G, 32], and the scale of each group as float16 [N, G]."""
+    """Return the weights as int8 [N, G, 64], and the scale of each group as float16 [N, G]."""
     groups = weight.float().view(weight.shape[0], -1, GROUP)
     scale = (groups.abs().amax(dim=2) / 127).half()
     number = (groups / scale.float().clamp(min=1e-30)[..., None]).round()
     return number.clamp(-127, 127).to(torch.int8), scale
 
 
-def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weights as unsigned 4-bit numbers [N, G, 32], and each group's scale and minimum as float16 [N, G]."""
-    groups = weight.float().view(weight.shape[0], -1, GROUP)
-    least = groups.amin(dim=2).half()
-    scale = ((groups.amax(dim=2) - least.float()) / 15).half()
-    number = (groups - least.float()[..., None]) / scale.float().clamp(min=1e-30)[..., None]
-    return number.round().clamp(0, 15).to(torch.uint8), scale, least
+def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return unsigned 4-bit numbers [N, G, 64], scales [N, G], and multipliers and offsets [N, G, 2].
+
+    A weight is (number * multiplier - offset) * scale. Scales are in float16; halves of groups share multipliers and
+    offsets, which keep the difference in brackets within [-127, 127].
+    """
+    halves = weight.float().view(weight.shape[0], -1, 2, HALF)
+    low = halves.amin(dim=3).clamp(max=0)
+    scale, multiplier, offset = _share_scales(low, halves.amax(dim=3).clamp(min=0))
+    wide = scale.float().clamp(min=1e-30)[..., None]
+    number = (halves + (offset * wide)[..., None]) / (multiplier * wide)[..., None]
+    number = number.round().clamp(0, 15).to(torch.uint8).flatten(2)
+    return number, scale, multiplier.to(torch.uint8), offset.to(torch.uint8)
+
+
+def _share_scales(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales [N, G], and multipliers and offsets [N, G, 2], for halves from `low` to `high` [N, G, 2].
+
+    A scale divides the step of the half with the larger range, so that both ends of both ranges are nearest to numbers.
+    """
+    steps = (high - low) / 15
+    widest = steps.amax(dim=2)
+    least = torch.full_like(widest, torch.inf)
+    scale, multiplier, offset = torch.zeros_like(widest), torch.ones_like(steps), torch.zeros_like(steps)
+    for divisor in range(1, 16):
+        tried = (widest / divisor).half().float()
+        times = 1 / tried.clamp(min=1e-30)[..., None]
+        multipliers = (steps * times).round().clamp(1, 15)
+        offsets = (-low * times).round().clamp(0, 127)
+        shift = offsets * tried[..., None] + low
+        stretch = multipliers * tried[..., None] - steps
+        error = (shift.square() + (15 * stretch - shift).square()).sum(dim=2)  # at both ends of the ranges
+        fits = (15 * multipliers - offsets <= 127).all(dim=2) & (error < least)
+        least = torch.where(fits, error, least)
+        scale = torch.where(fits, tried, scale)
+        multiplier = torch.where(fits[..., None], multipliers, multiplier)
+        offset = torch.where(fits[..., None], offsets, offset)
+    return scale.half(), multiplier, offset
 
 
 def _alternate(rows: Tensor, layout: WeightLayout) -> Tensor:
@@ -146,7 +184,7 @@ def _unpack_int8(packed: Tensor, layout: WeightLayout) -> Tensor:
     steps, scales = packed[..., : GROUP * layout.columns], packed[..., GROUP * layout.columns :]
     stored = steps.reshape(*steps.shape[:2], GROUP // 4, layout.columns, 4).permute(
         0, 3, 1, 2, 4
-    )  # [N / C, C, G, 8, 4]
+    )  # [N / C, C, G, 16, 4]
     number = stored.flatten(3).to(torch.int16) - layout.byte_offset
     number = torch.where(number > 127, number - 256, number)  # without an offset, negative numbers have wrapped
     scale = scales.contiguous().view(torch.float16).transpose(1, 2)
@@ -155,13 +193,14 @@ def _unpack_int8(packed: Tensor, layout: WeightLayout) -> Tensor:
 
 
 def _of_groups(values: Tensor, columns: int) -> Tensor:
-    """Lay out float16 values [N, G] as bytes [N / C, G, 2 C]."""
+    """Lay out values [N, G] as bytes [N / C, G, B], where B are the bytes of C values."""
     return values.view(-1, columns, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
 
 
 def _pack_int4(weight: Tensor, columns: int) -> Tensor:
-    number, scale, least = quantize_int4(weight)
+    number, scale, multiplier, offset = quantize_int4(weight)
     blocks = number.view(-1, 2, columns // 2, number.shape[1], GROUP // 4, 4)
-    halves = blocks[:, 0] | blocks[:, 1] << 4  # [N / C, C / 2, G, 8, 4]
-    steps = halves.permute(0, 2, 3, 1, 4).flatten(2)
-    return torch.cat([steps, _of_groups(scale, columns), _of_groups(least, columns)], dim=2).contiguous()
+    nibbles = blocks[:, 0] | blocks[:, 1] << 4  # [N / C, C / 2, G, 16, 4]
+    steps = nibbles.permute(0, 2, 3, 1, 4).flatten(2)
+    halves = [_of_groups(each[..., half], columns) for each in (multiplier, offset) for half in (0, 1)]
+    return torch.cat([steps, _of_groups(scale, columns), *halves], dim=2).contiguous()

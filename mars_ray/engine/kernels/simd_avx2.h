@@ -27,6 +27,10 @@ inline Floats load(const bfloat16* from) {
 inline Floats load_float16(const void* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from)));
 }
+// W unsigned bytes.
+inline Ints load_bytes(const void* from) {
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from)));
+}
 inline Words load_words(const void* from) { return (Words)_mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
 inline void store(float* to, Floats value) { _mm256_storeu_ps(to, value); }
@@ -107,7 +111,6 @@ struct Int8Dot {
   static constexpr int32_t OFFSET = BYTE_OFFSET;
   using Part = Ints;
   using Weights = Words;
-  static Part start(int32_t value) { return (Ints)broadcast_word(value); }
   static Weights prepare(Words weights) { return weights; }
   static Part add(Part sum, Weights w, Words x) {
 #ifdef __AVXVNNI__
@@ -129,7 +132,6 @@ struct Int8Dot {
   struct Weights {
     __m256i value, size;
   };
-  static Part start(int32_t) { return Ints{}; }
   static Weights prepare(Words w) { return {(__m256i)w, _mm256_abs_epi8((__m256i)w)}; }
   static Part add(Part sum, Weights w, Words x) {
     const __m256i pairs = _mm256_maddubs_epi16(w.size, _mm256_sign_epi8((__m256i)x, w.value));
@@ -138,11 +140,10 @@ struct Int8Dot {
   static Ints total(Part part) { return part; }
 };
 
-// Weights are within [0, 15], so the sums of a whole group are exact in 16 bits: 16 x 15 x 127 < 2^15.
+// Weights are within [0, 15], so the sums of half a group are exact in 16 bits: 16 x 15 x 127 < 2^15.
 struct Int4Dot {
   using Part = __m256i;
   using Weights = Words;
-  static Part start(int32_t) { return _mm256_setzero_si256(); }
   static Weights prepare(Words weights) { return weights; }
   static Part add(Part sum, Weights w, Words x) {
     return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));

@@ -27,6 +27,10 @@ inline Floats load(const bfloat16* from) {
 inline Floats load_float16(const void* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
 }
+// W unsigned bytes.
+inline Ints load_bytes(const void* from) {
+  return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+}
 inline Words load_words(const void* from) { return (Words)_mm512_loadu_si512(from); }
 
 inline void store(float* to, Floats value) { _mm512_storeu_ps(to, value); }
@@ -110,7 +114,6 @@ constexpr int32_t BYTE_OFFSET = 128;
 struct Int4Dot {
   using Part = Ints;
   using Weights = Words;
-  static Part start(int32_t value) { return (Ints)broadcast_word(value); }
   static Weights prepare(Words weights) { return weights; }
   static Part add(Part sum, Weights w, Words x) { return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
   static Ints total(Part part) { return part; }
@@ -131,7 +134,6 @@ struct Int8Dot {
     __m512i size;
     __mmask64 negative;
   };
-  static Part start(int32_t) { return Ints{}; }
   static Weights prepare(Words w) { return {_mm512_abs_epi8((__m512i)w), _mm512_movepi8_mask((__m512i)w)}; }
   static Part add(Part sum, Weights w, Words x) {
     const __m512i signed_x = _mm512_mask_sub_epi8((__m512i)x, w.negative, _mm512_setzero_si512(), (__m512i)x);
@@ -141,11 +143,10 @@ struct Int8Dot {
   static Ints total(Part part) { return part; }
 };
 
-// Weights are within [0, 15], so the sums of a whole group are exact in 16 bits: 16 x 15 x 127 < 2^15.
+// Weights are within [0, 15], so the sums of half a group are exact in 16 bits: 16 x 15 x 127 < 2^15.
 struct Int4Dot {
   using Part = __m512i;
   using Weights = Words;
-  static Part start(int32_t) { return _mm512_setzero_si512(); }
   static Weights prepare(Words weights) { return weights; }
   static Part add(Part sum, Weights w, Words x) {
     return _mm512_add_epi16(sum, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));

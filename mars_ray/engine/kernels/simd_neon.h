@@ -26,6 +26,13 @@ inline Floats load(const bfloat16* from) {
 inline Floats load_float16(const void* from) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(static_cast<const uint16_t*>(from))));
 }
+// W unsigned bytes.
+inline Ints load_bytes(const void* from) {
+  uint32_t word;
+  std::memcpy(&word, from, W);
+  const uint16x4_t shorts = vget_low_u16(vmovl_u8(vcreate_u8(word)));
+  return vreinterpretq_s32_u32(vmovl_u16(shorts));
+}
 inline Words load_words(const void* from) { return vreinterpretq_u32_u8(vld1q_u8(static_cast<const uint8_t*>(from))); }
 
 inline void store(float* to, Floats value) { vst1q_f32(to, value); }
@@ -94,7 +101,6 @@ struct Int8Dot {
   static constexpr int32_t OFFSET = BYTE_OFFSET;
   using Part = Ints;
   using Weights = int8x16_t;
-  static Part start(int32_t) { return vdupq_n_s32(0); }
   static Weights prepare(Words weights) { return vreinterpretq_s8_u32(weights); }
   static Part add(Part sum, Weights w, Words x) {
     const int8x16_t numbers = vreinterpretq_s8_u32(x);
