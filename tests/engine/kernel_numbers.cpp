@@ -174,6 +174,10 @@ void check_attention(float tolerance, float cap = 0) {
   Query<T> queries[QUERIES];
   for (int64_t q = 0; q < count; q++)
     queries[q] = {&query[q * D], &out[q * D], Sight{10 + 2 * q, q % 3 ? 0x15ull : 0, q % 2 ? 7 : 0}};
+  int64_t columns = 0;  // what was never written may be anything
+  for (const Query<T>& one : queries) columns = std::max(columns, one.sight.columns());
+  for (auto* numbers : {&key, &value})
+    for (int64_t at = columns * D; at < int64_t(numbers->size()); at++) put((*numbers)[at], NAN);
   for (int64_t rows = 1; rows <= count; rows++) attend<D>(queries, rows, key.data(), value.data(), how, scratch.data());
   for (int64_t q = 0; q < count; q++) {
     double total = 0;

@@ -62,16 +62,24 @@ struct TileRows {
   int64_t stride;
 };
 
-// Multiplies one tile or two tiles of rows with a block of weights in bfloat16.
-template <bool TWO>
+// Multiplies one tile or two tiles of rows with a block of weights in bfloat16. With MORE, it adds to the sums.
+template <bool TWO, bool MORE = false>
 inline void multiply_bfloat16(const Rows& x, const TileRows& one, const TileRows& two, const char* weights, int64_t depth,
                               bool first) {
   constexpr int64_t DEPTH = 32, BYTES = DEPTH * COLUMNS * 2;
   const int32_t* from = x.words + one.row * x.stride;
   [[maybe_unused]] const int32_t* other = x.words + two.row * x.stride;
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (TWO) {
+  if constexpr (MORE) {
+    _tile_loadd(0, one.sums, 4 * one.stride);
+    _tile_loadd(1, one.sums + W, 4 * one.stride);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+  }
+  if constexpr (TWO && MORE) {
+    _tile_loadd(2, two.sums, 4 * two.stride);
+    _tile_loadd(3, two.sums + W, 4 * two.stride);
+  } else if constexpr (TWO) {
     _tile_zero(2);
     _tile_zero(3);
   }
@@ -96,15 +104,16 @@ inline void multiply_bfloat16(const Rows& x, const TileRows& one, const TileRows
   }
 }
 
-// Dot products of up to 32 queries with COLUMNS keys, which are laid out as weights.
-inline void score_in_tiles(const Rows& queries, int64_t rows, const char* keys, int64_t depth, float* scores,
-                           int64_t padded) {
+// Multiplies up to 32 rows in bfloat16 with a block that is laid out as weights. With MORE, it adds to the sums.
+template <bool MORE>
+inline void multiply_few(const Rows& x, int64_t rows, const char* block, int64_t depth, float* sums, int64_t stride) {
   const bool two = rows > TILE_ROWS;
   const int64_t height = two ? (rows + 1) / 2 : rows, second = rows - height;
-  store_all(keys);
+  store_all(block);
   Tiles::shape(height);
-  const TileRows one{0, scores, padded}, other{second, scores + second * padded, padded};
-  (two ? multiply_bfloat16<true> : multiply_bfloat16<false>)(queries, one, other, keys, depth, false);
+  const TileRows one{0, sums, stride}, other{second, sums + second * stride, stride};
+  (two ? multiply_bfloat16<true, MORE> : multiply_bfloat16<false, MORE>)(x, one, other, block, depth, false);
+  store_all(sums);
 }
 
 // A line of the cache. A tile is slow to load across lines.
@@ -232,5 +241,6 @@ struct Tiles {};
 inline bool fits_tiles(Format, int64_t) { return false; }
 template <class Act>
 void linear_in_tiles(const Matrix&, const Rows&, int64_t, const Blocks&, const Act&) {}
-inline void score_in_tiles(const Rows&, int64_t, const char*, int64_t, float*, int64_t) {}
+template <bool MORE>
+inline void multiply_few(const Rows&, int64_t, const char*, int64_t, float*, int64_t) {}
 #endif

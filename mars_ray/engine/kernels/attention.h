@@ -82,8 +82,9 @@ struct ScoreOfRows {
 template <class Dot>
 constexpr ScoreOfRows<Dot> SCORES{std::make_integer_sequence<int, ROWS>{}};  // by the number of queries less one
 
-// Turns a row of scores into unnormalized softmax weights in place, and returns their sum.
-inline float soften(float* row, const Sight& sight, int64_t begin, int64_t padded, float scaling) {
+// Turns a row of scores into unnormalized softmax weights, and returns their sum. `to` may be the memory of `row`.
+template <class Weight>
+float soften(float* row, Weight* to, const Sight& sight, int64_t begin, int64_t padded, float scaling) {
   const Floats nothing = broadcast(-INFINITY);
   Floats largest = nothing;
   for (int64_t column = begin; column < padded; column += W) {
@@ -101,7 +102,7 @@ inline float soften(float* row, const Sight& sight, int64_t begin, int64_t padde
   for (int64_t column = begin; column < padded; column += W) {
     const Floats score = load(row + column);
     const Floats weight = select(differ(score, nothing), exponential(score - top), Floats{});
-    store(row + column, weight);
+    store(to + column, weight);
     total = total + weight;
   }
   return sum_of(total);
@@ -131,6 +132,47 @@ void gather(const Query<T>* queries, const float* weights, const float* totals, 
   }
 }
 
+// Lays out values for tiles: words with the same number of a pair of values. Words of even numbers are before those of odd
+// numbers in each COLUMNS numbers. Without a second value, the first is repeated.
+template <int D>
+void pair_values(const bfloat16* values, int64_t count, int64_t padded, int32_t* to) {
+  for (int64_t pair = 0; pair < padded / 2; pair++)
+    for (int part = 0; part < D / COLUMNS; part++) {
+      const auto words = [&](int64_t value) {
+        return load_words(values + std::min(value, count - 1) * D + part * COLUMNS);
+      };
+      const Words one = words(2 * pair), other = words(2 * pair + 1);
+      int32_t* pairs = to + (part * padded / 2 + pair) * COLUMNS;
+      store_words(pairs, (one & 0xffffu) | other << 16);
+      store_words(pairs + W, one >> 16 | (other & 0xffff0000u));
+    }
+}
+
+// The same as `gather` for all queries, in tiles. Weights are in bfloat16.
+template <int D>
+void gather_in_tiles(const Query<bfloat16>* queries, const Rows& weights, const float* totals, int64_t rows,
+                     const bfloat16* values, int64_t columns, int64_t padded) {
+  constexpr int64_t TOGETHER = 128;  // values that are laid out at once
+  alignas(64) int32_t pairs[TOGETHER / 2 * D];
+  alignas(64) float sums[QUERIES][D];
+  for (int64_t column = 0; column < padded; column += TOGETHER) {
+    const int64_t count = std::min(padded - column, TOGETHER);
+    const Rows some{weights.words + column / 2, weights.stride};
+    pair_values<D>(values + column * D, columns - column, count, pairs);
+    for (int part = 0; part < D / COLUMNS; part++) {
+      const char* block = reinterpret_cast<const char*>(pairs + part * count / 2 * COLUMNS);
+      (column ? multiply_few<true> : multiply_few<false>)(some, rows, block, count, sums[0] + part * COLUMNS, D);
+    }
+  }
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t d = 0; d < D; d += COLUMNS) {
+      const Floats share = broadcast(1.0f / totals[r]);
+      const Words even = as_words(rounded(load(sums[r] + d) * share, queries[r].to));
+      const Words odd = as_words(rounded(load(sums[r] + d + W) * share, queries[r].to));
+      store_words(queries[r].to + d, even >> 16 | odd);
+    }
+}
+
 // Returns the number of floats that `attend` needs.
 inline int64_t scratch_size(int64_t columns, int64_t head_dim) { return QUERIES * (columns + COLUMNS + head_dim); }
 
@@ -139,6 +181,7 @@ inline int64_t scratch_size(int64_t columns, int64_t head_dim) { return QUERIES 
 // The sums of a query have the same order whatever the other queries are: columns that only they see add zeros.
 template <int D, class T>
 void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* values, const Scores& how, float* scratch) {
+  constexpr bool IN_TILES = TILES && sizeof(Factor<T>) == 2;
   constexpr int64_t words = D * sizeof(Factor<T>) / 4;
   constexpr int V = std::min(D / W, VALUE_VECTORS), TOGETHER = std::max(1, SUMS / V), FEW = std::max(1, TOGETHER / 2);
   using Dot = std::conditional_t<sizeof(Factor<T>) == 4, DotFloat32, DotBFloat16>;
@@ -158,8 +201,8 @@ void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* value
     fetch<D>(keys + (column + COLUMNS) * D);
     fetch<D>(values + column * D);
     transpose<D>(keys + column * D, columns - column, block);
-    if constexpr (TILES && sizeof(Factor<T>) == 2) {
-      score_in_tiles(x, rows, reinterpret_cast<const char*>(block), D, scratch + column, padded);
+    if constexpr (IN_TILES) {
+      multiply_few<false>(x, rows, reinterpret_cast<const char*>(block), D, scratch + column, padded);
       continue;
     }
     for (int64_t r = 0; r < rows; r += ROWS)
@@ -170,7 +213,12 @@ void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* value
   for (int64_t r = 0; r < rows; r++) {
     float* row = scratch + r * padded;
     if (how.cap) soft_cap(row + begin, padded - begin, how.scaling, how.cap);
-    totals[r] = soften(row, queries[r].sight, begin, padded, how.cap ? 1.0f : how.scaling);
+    using Weight = std::conditional_t<IN_TILES, bfloat16, float>;
+    totals[r] = soften(row, reinterpret_cast<Weight*>(row), queries[r].sight, begin, padded, how.cap ? 1.0f : how.scaling);
+  }
+  if constexpr (IN_TILES) {
+    const Rows weights{reinterpret_cast<const int32_t*>(scratch) + begin / 2, padded};
+    return gather_in_tiles<D>(queries, weights, totals, rows, values + begin * D, columns - begin, padded - begin);
   }
   for (int64_t r = 0; r < rows; r += TOGETHER) {
     const auto sum = rows - r > FEW ? gather<D, V, TOGETHER, T> : gather<D, V, FEW, T>;
