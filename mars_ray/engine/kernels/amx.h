@@ -4,11 +4,10 @@
 // are multiplied here, because vector registers would sum in another order. 8-bit products are summed in integers.
 #pragma once
 #include "matrix.h"
+#include "unpack.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #include <algorithm>
-#include <cstring>
-#include <vector>
 
 constexpr bool TILES = true;
 constexpr int64_t TILE_ROWS = 16;
@@ -116,36 +115,6 @@ inline void multiply_few(const Rows& x, int64_t rows, const char* block, int64_t
   store_all(sums);
 }
 
-// A line of the cache. A tile is slow to load across lines.
-struct alignas(LINE) Line {
-  char bytes[LINE];
-};
-
-// Writes a block of INT4 weights as one of INT8 weights, which have the same scales.
-inline void unpack_int4(const char* weights, int64_t groups, char* to) {
-  for (int64_t group = 0; group < groups; group++, weights += INT4_GROUP, to += INT8_GROUP) {
-    const char* scales = weights + GROUP_STEPS * INT4_STEP;
-    prefetch<INT4_GROUP>(weights, 0);
-    for (int half = 0; half < 2; half++) {
-      __m512i multipliers[2], offsets[2];  // of each column; a number times a multiplier fits into a byte
-      for (int side = 0; side < 2; side++) {
-        const char* bytes = scales + (2 + half) * COLUMNS + W * side;
-        multipliers[side] = (__m512i)(load_bytes(bytes) * 0x00010001);
-        offsets[side] = (__m512i)(load_bytes(bytes + 2 * COLUMNS) * 0x01010101);
-      }
-      for (int step = half * GROUP_STEPS / 2; step < (half + 1) * GROUP_STEPS / 2; step++) {
-        const Words both = load_words(weights + step * INT4_STEP);
-        for (int side = 0; side < 2; side++) {
-          const __m512i numbers = (__m512i)(both >> 4 * side & 0x0f0f0f0fu);
-          const __m512i scaled = _mm512_mullo_epi16(numbers, multipliers[side]);
-          store_words(to + step * INT8_STEP + LINE * side, (Words)_mm512_sub_epi8(scaled, offsets[side]));
-        }
-      }
-    }
-    std::memcpy(to + GROUP_STEPS * INT8_STEP, scales, 2 * COLUMNS);
-  }
-}
-
 // Multiplies a tile of rows with one half of a block of INT8 weights. Groups are first summed in integers.
 inline void multiply_half(const Rows& x, const TileRows& rows, int side, const char* weights, int64_t groups, bool first) {
   constexpr int64_t BEGUN = 4;  // groups whose products begin before their sums are added, so that nothing waits
@@ -196,13 +165,9 @@ inline bool fits_tiles(Format format, int64_t rows) {
 // Computes some blocks of a linear layer for all rows.
 template <class Act>
 void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
-  const int64_t groups = w.depth / GROUP, height = std::min(rows, TILE_ROWS);
-  const int64_t bytes = w.format == BFLOAT16 ? w.depth * COLUMNS * 2 : groups * (w.format == INT8 ? INT8_GROUP : INT4_GROUP);
+  const int64_t height = std::min(rows, TILE_ROWS);
   const auto multiply = w.format == BFLOAT16 ? multiply_bfloat16<false> : multiply_int8<false>;
   const auto multiply_two = w.format == BFLOAT16 ? multiply_bfloat16<true> : multiply_int8<true>;
-  static thread_local std::vector<Line> unpacked;
-  const size_t lines = groups * INT8_GROUP / LINE;
-  if (w.format == INT4 && unpacked.size() < lines) unpacked.resize(lines);
   alignas(LINE) float sums[2][TILE_ROWS][COLUMNS];
   // Finishes the rows from `row` on. The last tile may begin within the one before.
   const auto finish = [&](int64_t row, int64_t top, int64_t column, const float (&of)[TILE_ROWS][COLUMNS]) {
@@ -218,12 +183,8 @@ void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks&
     const int64_t end = std::min(rows, begin + CACHED_ROWS);
     for (int64_t index = blocks.first; index < blocks.last; index++) {
       const int64_t column = index * COLUMNS;
-      const char* weights = static_cast<const char*>(w.weights) + index * bytes;
-      if (w.format == INT4) {
-        unpack_int4(weights, groups, unpacked[0].bytes);
-        weights = unpacked[0].bytes;
-        store_all(weights);
-      }
+      const char* weights = w.block(index);
+      if (w.format == INT4) store_all(weights = unpacked(weights, w.depth));
       for (int64_t row = begin; row < end; row += 2 * TILE_ROWS) {
         const int64_t other = row + TILE_ROWS, top = std::min(row, rows - height), other_top = std::min(other, rows - height);
         const TileRows one{top, sums[0][0], COLUMNS}, two{other_top, sums[1][0], COLUMNS};

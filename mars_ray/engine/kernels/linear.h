@@ -7,6 +7,7 @@
 
 #include "amx.h"
 #include "matrix.h"
+#include "unpack.h"
 
 struct DotFloat32 {
   static constexpr int BYTES = 8 * W;  // bytes of a step
@@ -139,30 +140,31 @@ struct Put {
   void* owner;
 };
 
+// A block of columns of a linear layer.
+struct ColumnBlock {
+  Format format;
+  const char* weights;
+  const float* bias;  // may be null
+  int64_t column, depth;
+};
+
 template <int R>
-void block(const Matrix& w, const Rows& x, int64_t row, int64_t index, const Put& to) {
+void block(const ColumnBlock& b, const Rows& x, int64_t row, const Put& to) {
   const bool first = row == 0;  // later tiles find the weights in the cache
-  const int64_t column = index * COLUMNS;
-  const char* weights = static_cast<const char*>(w.weights);
+  const int64_t groups = b.depth / GROUP;
   Floats out[R][2];
-  if (w.format == FLOAT32) {
-    tile<DotFloat32, R>(x, row, weights + index * w.depth * DotFloat32::BYTES, w.depth, first, out);
-  } else if (w.format == BFLOAT16) {
-    const int64_t steps = PAIRS ? w.depth / 2 : w.depth;
-    tile<DotBFloat16, R>(x, row, weights + index * steps * DotBFloat16::BYTES, steps, first, out);
-  } else if (w.format == INT8) {
-    halves<R, INT8>(x, row, weights + index * (w.depth / GROUP) * INT8_GROUP, w.depth / GROUP, first, out);
-  } else {
-    halves<R, INT4>(x, row, weights + index * (w.depth / GROUP) * INT4_GROUP, w.depth / GROUP, first, out);
-  }
+  if (b.format == FLOAT32) tile<DotFloat32, R>(x, row, b.weights, b.depth, first, out);
+  else if (b.format == BFLOAT16) tile<DotBFloat16, R>(x, row, b.weights, PAIRS ? b.depth / 2 : b.depth, first, out);
+  else if (b.format == INT8) halves<R, INT8>(x, row, b.weights, groups, first, out);
+  else halves<R, INT4>(x, row, b.weights, groups, first, out);
   for (int r = 0; r < R; r++) {
     for (int side = 0; side < 2; side++)
-      if (w.bias) out[r][side] = out[r][side] + load(w.bias + column + W * side);
-    to.put(to.owner, row + r, column, out[r][0], out[r][1]);
+      if (b.bias) out[r][side] = out[r][side] + load(b.bias + W * side);
+    to.put(to.owner, row + r, b.column, out[r][0], out[r][1]);
   }
 }
 
-using Block = void (*)(const Matrix&, const Rows&, int64_t, int64_t, const Put&);
+using Block = void (*)(const ColumnBlock&, const Rows&, int64_t, const Put&);
 struct BlockOfRows {
   Block of[ROWS];
   template <int... R>
@@ -178,10 +180,15 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
     (*static_cast<const Act*>(owner))(row, column, left, right);
   };
   const Put to{call, const_cast<Act*>(&act)};
+  const bool unpacks = w.format == INT4 && rows >= UNPACK_ROWS;
   const int64_t tiles = (rows + ROWS - 1) / ROWS;
-  for (int64_t index = blocks.first; index < blocks.last; index++)
+  for (int64_t index = blocks.first; index < blocks.last; index++) {
+    const int64_t column = index * COLUMNS;
+    const char* weights = unpacks ? unpacked(w.block(index), w.depth) : w.block(index);
+    const ColumnBlock b{unpacks ? INT8 : w.format, weights, w.bias ? w.bias + column : nullptr, column, w.depth};
     for (int64_t t = 0; t < tiles; t++) {
       const int64_t row = rows * t / tiles;
-      BLOCKS.of[rows * (t + 1) / tiles - row - 1](w, x, row, index, to);
+      BLOCKS.of[rows * (t + 1) / tiles - row - 1](b, x, row, to);
     }
+  }
 }

@@ -21,6 +21,14 @@ struct WeightLayout {
   int64_t columns, pairs, byte_offset;
 };
 
+// INT8 weights are stored with BYTE_OFFSET added. A group is its steps, then the scales of all columns in float16. An
+// INT4 step has the columns of the first vector in the low halves of the bytes, and those of the second vector in the
+// high halves. After the scales there are bytes: multipliers of all columns, for the first and the second half of the group,
+// and offsets. A weight is (number * multiplier - offset) * scale, and its part in brackets is within [-127, 127].
+constexpr int INT8_STEP = 8 * W, INT4_STEP = 4 * W;                // bytes of a step
+constexpr int INT8_GROUP = GROUP_STEPS * INT8_STEP + 2 * COLUMNS;  // bytes of a group, with its scales
+constexpr int INT4_GROUP = GROUP_STEPS * INT4_STEP + 6 * COLUMNS;  // bytes of a group, with all that follows
+
 struct Matrix {
   const void* weights;
   const float* bias;    // one value per column, or null
@@ -28,6 +36,16 @@ struct Matrix {
   int64_t depth;
   Format format;
   int32_t alternating;  // 1 if vectors of the first and of the second half of the columns take turns
+
+  // Returns the weights of block `index`.
+  const char* block(int64_t index) const {
+    const int64_t groups = depth / GROUP;
+    const int64_t bytes = format == FLOAT32    ? depth * COLUMNS * 4
+                          : format == BFLOAT16 ? depth * COLUMNS * 2
+                          : format == INT8     ? groups * INT8_GROUP
+                                               : groups * INT4_GROUP;
+    return static_cast<const char*>(weights) + index * bytes;
+  }
 };
 
 // The low-rank factors for up to three layers that read the same input and are packed as one matrix.
@@ -45,14 +63,6 @@ struct Rows {
   const float* sums;  // sums of the rounded numbers of each half of a group
   int64_t groups;
 };
-
-// INT8 weights are stored with BYTE_OFFSET added. A group is its steps, then the scales of all columns in float16. An
-// INT4 step has the columns of the first vector in the low halves of the bytes, and those of the second vector in the
-// high halves. After the scales there are bytes: multipliers of all columns, for the first and the second half of the group,
-// and offsets. A weight is (number * multiplier - offset) * scale, and its part in brackets is within [-127, 127].
-constexpr int INT8_STEP = 8 * W, INT4_STEP = 4 * W;                // bytes of a step
-constexpr int INT8_GROUP = GROUP_STEPS * INT8_STEP + 2 * COLUMNS;  // bytes of a group, with its scales
-constexpr int INT4_GROUP = GROUP_STEPS * INT4_STEP + 6 * COLUMNS;  // bytes of a group, with all that follows
 
 // A range of column blocks of a linear layer.
 struct Blocks {

@@ -3,7 +3,8 @@
 //
 // A family also says how many rows of a linear layer fit into its registers, and which products it has: of pairs of
 // bfloat16 numbers (KERNELS_PAIRS, dot_pairs), and of 8-bit numbers (Int8Dot, Int4Dot). The layout of packed weights
-// depends on these. It may round to bfloat16 in its own way (KERNELS_ROUND).
+// depends on these. From UNPACK_ROWS rows on, 4-bit weights are unpacked to 8 bits. A family may round to bfloat16 in its own
+// way (KERNELS_ROUND).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,8 @@ struct VectorOf {
   typedef float Floats __attribute__((vector_size(4 * WIDTH)));
   typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
   typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+  typedef uint16_t Shorts __attribute__((vector_size(4 * WIDTH)));
+  typedef uint8_t Bytes __attribute__((vector_size(4 * WIDTH)));
 };
 
 #if defined(__AVX512F__) && !defined(KERNELS_AVX2)

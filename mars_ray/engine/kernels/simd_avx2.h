@@ -106,6 +106,7 @@ inline void transpose_square(Words rows[W]) {
 #if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
 // The instruction needs one unsigned operand, so 8-bit weights are stored with 128 added.
 constexpr int32_t BYTE_OFFSET = 128;
+constexpr int64_t UNPACK_ROWS = 24;
 
 struct Int8Dot {
   static constexpr int32_t OFFSET = BYTE_OFFSET;
@@ -124,6 +125,7 @@ struct Int8Dot {
 using Int4Dot = Int8Dot;
 #else
 constexpr int32_t BYTE_OFFSET = 0;
+constexpr int64_t UNPACK_ROWS = INT64_MAX;  // products of 8-bit numbers take longer
 
 // The sums of two products are exact in 16 bits, because both numbers are within [-127, 127].
 struct Int8Dot {

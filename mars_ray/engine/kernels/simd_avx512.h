@@ -111,6 +111,8 @@ constexpr int32_t BYTE_OFFSET = 0;
 constexpr int32_t BYTE_OFFSET = 128;
 #endif
 
+constexpr int64_t UNPACK_ROWS = 24;  // measured
+
 struct Int4Dot {
   using Part = Ints;
   using Weights = Words;
@@ -125,6 +127,7 @@ struct Int8Dot : Int4Dot {
 };
 #else
 constexpr int32_t BYTE_OFFSET = 0;
+constexpr int64_t UNPACK_ROWS = INT64_MAX;  // products of 8-bit numbers take longer
 
 // The sums of two products are exact in 16 bits, because both numbers are within [-127, 127].
 struct Int8Dot {

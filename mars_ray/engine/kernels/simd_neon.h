@@ -96,6 +96,7 @@ inline Floats dot_pairs(Floats sum, Words w, Words x) {
 #endif
 
 constexpr int32_t BYTE_OFFSET = 0;
+constexpr int64_t UNPACK_ROWS = 24;
 
 struct Int8Dot {
   static constexpr int32_t OFFSET = BYTE_OFFSET;
