@@ -37,7 +37,7 @@ static void put(float& to, float value) { to = value; }
 static void put(bfloat16& to, float value) { to = nearest_bfloat16(value); }
 
 // The multiplier and the offset of one half of a group of 4-bit numbers.
-static int multiplier_of(int column, int half) { return 1 + (column + half) % 15; }
+static int multiplier_of(int column, int half) { return 1 + (7 * column + half) % 15; }
 static int offset_of(int column, int half) { return std::max(15 * multiplier_of(column, half) - 127, (9 * column + half) % 128); }
 
 // Weights of COLUMNS * 2 outputs, laid out as packed.py does it, and as plain numbers.
@@ -56,7 +56,8 @@ struct Packed {
     const auto whole = [&](int least, int most) {
       return extreme ? (generator() % 2 ? least : most) : least + int(generator() % (most - least + 1));
     };
-    const uint16_t half = 0x3800;  // 0.5 in float16
+    const auto scale_of = [](int64_t column, int64_t group) { return 1.0f / (2 << (column + group) % 3); };
+    const auto in_float16 = [](float power) -> uint16_t { return (15 + std::ilogb(power)) << 10; };
     for (int64_t first = 0; first < columns; first += COLUMNS) {
       if (format == FLOAT32)
         for (int64_t d = 0; d < depth; d++)
@@ -80,20 +81,22 @@ struct Packed {
               const int64_t d = group * GROUP + 4 * step + n;
               if (format == INT8) {
                 const int number = whole(-127, 127);
-                at(first + c, d) = 0.5f * number;
+                at(first + c, d) = scale_of(first + c, group) * number;
                 add(uint8_t(number + BYTE_OFFSET));
               } else {
                 const int low = whole(0, 15), high = whole(0, 15);
-                const int half_group = 4 * step / HALF, other = W + c;
-                at(first + c, d) = 0.5f * (low * multiplier_of(c, half_group) - offset_of(c, half_group));
-                at(first + other, d) = 0.5f * (high * multiplier_of(other, half_group) - offset_of(other, half_group));
+                const auto put = [&](int64_t column, int stored) {
+                  const int half = 4 * step / HALF;
+                  at(column, d) = scale_of(column, group) * (stored * multiplier_of(column, half) - offset_of(column, half));
+                };
+                put(first + c, low), put(first + W + c, high);
                 add(uint8_t(low | high << 4));
               }
             }
-        for (int c = 0; c < COLUMNS; c++) add(half);
+        for (int c = 0; c < COLUMNS; c++) add(in_float16(scale_of(first + c, group)));
         for (const auto of : {multiplier_of, offset_of})
           for (int part = 0; format == INT4 && part < 2; part++)
-            for (int c = 0; c < COLUMNS; c++) add(uint8_t(of(c, part)));
+            for (int c = 0; c < COLUMNS; c++) add(uint8_t(of(first + c, part)));
       }
     }
     matrix = {bytes.data(), nullptr, columns, depth, format};
@@ -102,8 +105,11 @@ struct Packed {
 
 template <class T>
 void check_linear(Format format, bool extreme) {
-  const int64_t depth = 3 * GROUP, rows = 35;  // more than two tiles of any family
-  const Packed packed(format, depth, extreme);
+  const int64_t depth = 3 * GROUP, rows = 290;  // more than stay in the cache together
+  Packed packed(format, depth, extreme);
+  std::vector<float> bias(packed.matrix.columns);
+  for (float& number : bias) number = uniform(1);
+  packed.matrix.bias = bias.data();
   std::vector<T> x(rows * depth);
   for (T& number : x) put(number, extreme ? (generator() % 2 ? 1.0f : -1.0f) : uniform(1));
   const Reading reading = reading_of(packed.matrix);
@@ -121,13 +127,13 @@ void check_linear(Format format, bool extreme) {
       store(&to[row * columns + column], left), store(&to[row * columns + column + W], right);
     };
   };
-  for (int64_t count = 1; count <= rows; count++) {
+  for (int64_t count = 1; count <= rows; count += count < 35 || count > 255 ? 1 : 55) {
     linear(packed.matrix, rows_from(0), count, Blocks{0, columns / COLUMNS}, into(together));
     for (int64_t row = 0; row < count; row++) {
       linear(packed.matrix, rows_from(row), 1, Blocks{0, columns / COLUMNS}, into(alone));
       expect(!std::memcmp(&together[row * columns], alone.data(), 4 * columns), "a row depends on others");
       for (int64_t column = 0; column < columns; column++) {
-        double sum = 0, size = 0;
+        double sum = bias[column], size = 1;
         for (int64_t d = 0; d < depth; d++) {
           double number = number_of(x[row * depth + d]);
           if (reading == Reading::BYTES)
@@ -163,17 +169,38 @@ void check_rounding_of_rows() {
   }
 }
 
+// A number that is no number spoils the rows that have it, however many there are, and no others.
+static void check_not_a_number(Format format) {
+  const int64_t depth = 2 * GROUP, rows = 40;
+  const Packed packed(format, depth, false);
+  std::vector<float> x(rows * depth, 1.0f), out(rows * packed.matrix.columns);
+  x[3 * depth + 5] = x[3 * depth + 6] = NAN, x[20 * depth + 70] = INFINITY;
+  Inputs inputs;
+  inputs.fit(rows, depth);
+  for (int64_t r = 0; r < rows; r++) inputs.prepare(Reading::BYTES, &x[r * depth], r * depth, depth);
+  for (const int64_t count : {4, 21, 40}) {
+    linear(packed.matrix, inputs.rows(Reading::BYTES, 0, depth), count, Blocks{0, packed.matrix.columns / COLUMNS},
+           [&](int64_t row, int64_t column, Floats left, Floats right) {
+             store(&out[row * packed.matrix.columns + column], left), store(&out[row * packed.matrix.columns + column + W], right);
+           });
+    for (int64_t r = 0; r < count; r++) {
+      const float number = out[r * packed.matrix.columns];
+      expect((number != number) == (r == 3 || r == 20), "not a number");
+    }
+  }
+}
+
 template <int D, class T>
-void check_attention(float tolerance, float cap = 0) {
+void check_attention(float tolerance, float cap = 0, int64_t begin = 0) {
   const Scores how{0.3f, cap};
-  const int64_t keys = 75, count = QUERIES;
+  const int64_t keys = 300, count = QUERIES;
   std::vector<T> key((keys + 1) * D), value((keys + 1) * D), query(count * D), out(count * D), alone(D);
   for (auto* numbers : {&key, &value, &query})
     for (T& number : *numbers) put(number, uniform(1));
   std::vector<float> scratch(scratch_size(keys, D));
   Query<T> queries[QUERIES];
   for (int64_t q = 0; q < count; q++)
-    queries[q] = {&query[q * D], &out[q * D], Sight{10 + 2 * q, q % 3 ? 0x15ull : 0, q % 2 ? 7 : 0}};
+    queries[q] = {&query[q * D], &out[q * D], Sight{begin + 10 + 10 * q, q % 3 ? 0x15ull : 0, q % 2 ? begin + 7 : begin}};
   int64_t columns = 0;  // what was never written may be anything
   for (const Query<T>& one : queries) columns = std::max(columns, one.sight.columns());
   for (auto* numbers : {&key, &value})
@@ -290,9 +317,11 @@ int main() {
   check_linear<bfloat16>(BFLOAT16, false);
   for (const bool extreme : {false, true})
     for (const Format format : {INT8, INT4}) check_linear<float>(format, extreme), check_linear<bfloat16>(format, extreme);
+  for (const Format format : {INT8, INT4}) check_not_a_number(format);
   check_rounding_of_rows<float>(), check_rounding_of_rows<bfloat16>();
   check_attention<32, float>(1e-5f), check_attention<64, bfloat16>(2e-2f), check_attention<96, float>(1e-5f);
   check_attention<128, bfloat16>(2e-2f), check_attention<256, float>(1e-5f);
+  check_attention<256, bfloat16>(2e-2f, 0, 40), check_attention<96, bfloat16>(2e-2f), check_attention<64, float>(1e-5f, 0, 40);
   check_attention<64, float>(1e-5f, 0.7f), check_attention<32, bfloat16>(2e-2f, 2.0f);
   check_elementwise<float>(1e-5f), check_elementwise<bfloat16>(3e-2f);
   check_likeliest();

@@ -259,7 +259,7 @@ def test_a_file_replaced_by_one_of_the_same_size_and_time_is_read_again(path: Pa
     keys = live_keys(path, clock)
     seen = path.stat()
     other = path.with_name("other")
-    other.write_bytes(path.read_bytes().replace(b"ada", b"eve"))
+    other.write_bytes(path.read_bytes().replace(b"name: ada", b"name: eve"))
     os.utime(other, ns=(seen.st_atime_ns, seen.st_mtime_ns))
     other.replace(path)
     clock.pass_the_interval()

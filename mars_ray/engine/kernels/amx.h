@@ -1,7 +1,7 @@
 // A linear layer in the tile registers of AMX, which multiply up to 16 rows of x with 16 columns of weights at once.
 //
-// A product takes as long for one row as for 16, so further rows of a step cost little. In bfloat16 all numbers of rows
-// are multiplied here, because vector registers would sum in another order. 8-bit products are summed in integers.
+// A product takes as long for one row as for 16, so further rows of a step cost little. In bfloat16 any number of rows is
+// multiplied here, even one, because vector registers would sum in another order. 8-bit products are summed in integers.
 #pragma once
 #include "matrix.h"
 #include "unpack.h"
@@ -15,8 +15,8 @@ constexpr int64_t LINE = 64;           // bytes of a row of a tile, and of a cac
 constexpr int64_t CACHED_ROWS = 256;   // rows that stay in the cache while all weights pass
 constexpr int64_t FEW_INT8_ROWS = 8, FEW_INT4_ROWS = 12;  // measured
 
-// Shapes of the tile registers, which intrinsics take as literals: sums of two tiles of rows with both halves of a block
-// (0, 1 and 2, 3), x (4, 5), and both halves of the weights (6, 7).
+// Shapes of the tile registers. Their numbers are literals below: 0 to 3 hold sums, 4 and 5 hold x, 6 and 7 hold the two
+// sides of the weights.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {LINE, LINE, LINE, LINE, LINE, LINE, LINE, LINE};
@@ -64,7 +64,7 @@ struct TileRows {
 // Multiplies one tile or two tiles of rows with a block of weights in bfloat16. With MORE, it adds to the sums.
 template <bool TWO, bool MORE = false>
 inline void multiply_bfloat16(const Rows& x, const TileRows& one, const TileRows& two, const char* weights, int64_t depth,
-                              bool first) {
+                              bool prefetches) {
   constexpr int64_t DEPTH = 32, BYTES = DEPTH * COLUMNS * 2;
   const int32_t* from = x.words + one.row * x.stride;
   [[maybe_unused]] const int32_t* other = x.words + two.row * x.stride;
@@ -83,7 +83,7 @@ inline void multiply_bfloat16(const Rows& x, const TileRows& one, const TileRows
     _tile_zero(3);
   }
   for (int64_t d = 0; d < depth; d += DEPTH, from += DEPTH / 2, other += DEPTH / 2, weights += BYTES) {
-    if (first) prefetch<BYTES>(weights, 0);
+    if (prefetches) prefetch<BYTES>(weights, 0);
     _tile_loadd(6, weights, 2 * LINE);
     _tile_loadd(7, weights + LINE, 2 * LINE);
     _tile_loadd(4, from, 4 * x.stride);
@@ -115,14 +115,14 @@ inline void multiply_few(const Rows& x, int64_t rows, const char* block, int64_t
   store_all(sums);
 }
 
-// Multiplies a tile of rows with one half of a block of INT8 weights. Groups are first summed in integers.
-inline void multiply_half(const Rows& x, const TileRows& rows, int side, const char* weights, int64_t groups, bool first) {
+// Multiplies a tile of rows with one side of a block of INT8 weights. Groups are first summed in integers.
+inline void multiply_side(const Rows& x, const TileRows& rows, int side, const char* weights, int64_t groups, bool prefetches) {
   constexpr int64_t BEGUN = 4;  // groups whose products begin before their sums are added, so that nothing waits
   alignas(LINE) int32_t parts[2 * BEGUN][TILE_ROWS][W];
   const int32_t* words = x.words + rows.row * x.stride;
   const auto multiply = [&](int64_t group) {
     const char* from = weights + group * INT8_GROUP;
-    if (first) prefetch<INT8_GROUP>(from, 0);
+    if (prefetches) prefetch<INT8_GROUP>(from, 0);
     _tile_zero(0);
     _tile_loadd(4, words + group * GROUP_STEPS, 4 * x.stride);
     _tile_loadd(6, from + LINE * side, 2 * LINE);
@@ -150,10 +150,10 @@ inline void multiply_half(const Rows& x, const TileRows& rows, int side, const c
 // Multiplies one tile or two tiles of rows with a block of INT8 weights.
 template <bool TWO>
 inline void multiply_int8(const Rows& x, const TileRows& one, const TileRows& two, const char* weights, int64_t depth,
-                          bool first) {
+                          bool prefetches) {
   for (int side = 0; side < 2; side++) {
-    multiply_half(x, one, side, weights, depth / GROUP, first && side == 0);
-    if constexpr (TWO) multiply_half(x, two, side, weights, depth / GROUP, false);
+    multiply_side(x, one, side, weights, depth / GROUP, prefetches && side == 0);
+    if constexpr (TWO) multiply_side(x, two, side, weights, depth / GROUP, false);
   }
 }
 
@@ -169,7 +169,7 @@ void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks&
   const auto multiply = w.format == BFLOAT16 ? multiply_bfloat16<false> : multiply_int8<false>;
   const auto multiply_two = w.format == BFLOAT16 ? multiply_bfloat16<true> : multiply_int8<true>;
   alignas(LINE) float sums[2][TILE_ROWS][COLUMNS];
-  // Finishes the rows from `row` on. The last tile may begin within the one before.
+  // Passes on the rows from `row` on. The last tile may overlap the one before.
   const auto finish = [&](int64_t row, int64_t top, int64_t column, const float (&of)[TILE_ROWS][COLUMNS]) {
     for (int64_t r = row - top; r < height; r++) {
       Floats left = load(of[r]), right = load(of[r] + W);
@@ -199,9 +199,10 @@ void linear_in_tiles(const Matrix& w, const Rows& x, int64_t rows, const Blocks&
 constexpr bool TILES = false;
 constexpr int64_t TILE_ROWS = 1;
 struct Tiles {};
-inline bool fits_tiles(Format, int64_t) { return false; }
+// Never called.
+bool fits_tiles(Format, int64_t);
 template <class Act>
-void linear_in_tiles(const Matrix&, const Rows&, int64_t, const Blocks&, const Act&) {}
+void linear_in_tiles(const Matrix&, const Rows&, int64_t, const Blocks&, const Act&);
 template <bool MORE>
-inline void multiply_few(const Rows&, int64_t, const char*, int64_t, float*, int64_t) {}
+void multiply_few(const Rows&, int64_t, const char*, int64_t, float*, int64_t);
 #endif

@@ -82,7 +82,8 @@ struct ScoreOfRows {
 template <class Dot>
 constexpr ScoreOfRows<Dot> SCORES{std::make_integer_sequence<int, ROWS>{}};  // by the number of queries less one
 
-// Turns a row of scores into unnormalized softmax weights, and returns their sum. `to` may be the memory of `row`.
+// Turns a row of scores into unnormalized softmax weights, and returns their sum. `to` may be the memory of `row`, because
+// a weight is written at or before the scores still to be read.
 template <class Weight>
 float soften(float* row, Weight* to, const Sight& sight, int64_t begin, int64_t padded, float scaling) {
   const Floats nothing = broadcast(-INFINITY);
@@ -132,8 +133,8 @@ void gather(const Query<T>* queries, const float* weights, const float* totals, 
   }
 }
 
-// Lays out values for tiles: words with the same number of a pair of values. Words of even numbers are before those of odd
-// numbers in each COLUMNS numbers. Without a second value, the first is repeated.
+// Lays out values like weights: a word holds the same element of two consecutive values. In each COLUMNS elements the even
+// ones come before the odd ones. The last value is repeated up to `padded`.
 template <int D>
 void pair_values(const bfloat16* values, int64_t count, int64_t padded, int32_t* to) {
   for (int64_t pair = 0; pair < padded / 2; pair++)
@@ -152,11 +153,11 @@ void pair_values(const bfloat16* values, int64_t count, int64_t padded, int32_t*
 template <int D>
 void gather_in_tiles(const Query<bfloat16>* queries, const Rows& weights, const float* totals, int64_t rows,
                      const bfloat16* values, int64_t columns, int64_t padded) {
-  constexpr int64_t TOGETHER = 128;  // values that are laid out at once
-  alignas(64) int32_t pairs[TOGETHER / 2 * D];
+  constexpr int64_t LAID_OUT = 128;  // values at once
+  alignas(64) int32_t pairs[LAID_OUT / 2 * D];
   alignas(64) float sums[QUERIES][D];
-  for (int64_t column = 0; column < padded; column += TOGETHER) {
-    const int64_t count = std::min(padded - column, TOGETHER);
+  for (int64_t column = 0; column < padded; column += LAID_OUT) {
+    const int64_t count = std::min(padded - column, LAID_OUT);
     const Rows some{weights.words + column / 2, weights.stride};
     pair_values<D>(values + column * D, columns - column, count, pairs);
     for (int part = 0; part < D / COLUMNS; part++) {
@@ -178,7 +179,7 @@ inline int64_t scratch_size(int64_t columns, int64_t head_dim) { return QUERIES 
 
 // Attention of up to QUERIES queries of one slot that share a key head. `scratch` belongs to this thread.
 //
-// The sums of a query have the same order whatever the other queries are: columns that only they see add zeros.
+// The sums of a query have the same order whatever the other queries are: columns that only they see add zeros, if values are finite.
 template <int D, class T>
 void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* values, const Scores& how, float* scratch) {
   constexpr bool IN_TILES = TILES && sizeof(Factor<T>) == 2;
@@ -203,11 +204,11 @@ void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* value
     transpose<D>(keys + column * D, columns - column, block);
     if constexpr (IN_TILES) {
       multiply_few<false>(x, rows, reinterpret_cast<const char*>(block), D, scratch + column, padded);
-      continue;
+    } else {
+      for (int64_t r = 0; r < rows; r += ROWS)
+        SCORES<Dot>.of[std::min<int64_t>(ROWS, rows - r) - 1](x, r, reinterpret_cast<const char*>(block), words,
+                                                              scratch + r * padded + column, padded);
     }
-    for (int64_t r = 0; r < rows; r += ROWS)
-      SCORES<Dot>.of[std::min<int64_t>(ROWS, rows - r) - 1](x, r, reinterpret_cast<const char*>(block), words,
-                                                            scratch + r * padded + column, padded);
   }
   float totals[QUERIES];
   for (int64_t r = 0; r < rows; r++) {
@@ -218,11 +219,12 @@ void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* value
   }
   if constexpr (IN_TILES) {
     const Rows weights{reinterpret_cast<const int32_t*>(scratch) + begin / 2, padded};
-    return gather_in_tiles<D>(queries, weights, totals, rows, values + begin * D, columns - begin, padded - begin);
-  }
-  for (int64_t r = 0; r < rows; r += TOGETHER) {
-    const auto sum = rows - r > FEW ? gather<D, V, TOGETHER, T> : gather<D, V, FEW, T>;
-    sum(queries + r, scratch + r * padded, totals + r, rows - r, values, begin, columns, padded);
+    gather_in_tiles<D>(queries, weights, totals, rows, values + begin * D, columns - begin, padded - begin);
+  } else {
+    for (int64_t r = 0; r < rows; r += TOGETHER) {
+      const auto sum = rows - r > FEW ? gather<D, V, TOGETHER, T> : gather<D, V, FEW, T>;
+      sum(queries + r, scratch + r * padded, totals + r, rows - r, values, begin, columns, padded);
+    }
   }
 }
 

@@ -30,7 +30,7 @@ CACHE = Path(".cache/mars-ray/kernels")
 
 
 class WeightLayout(ctypes.Structure):
-    """The struct `WeightLayout` of `linear.h`: the layout of packed weights."""
+    """The struct `WeightLayout` of `matrix.h`: the layout of packed weights."""
 
     _fields_ = (("columns", ctypes.c_int64), ("pairs", ctypes.c_int64), ("byte_offset", ctypes.c_int64))
 

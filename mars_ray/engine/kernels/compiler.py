@@ -16,11 +16,13 @@ from mars_ray.engine.kernels.families import KernelError, KernelFamily
 MACOS = sys.platform == "darwin"
 SUFFIX = ".dylib" if MACOS else ".so"
 FLAGS: tuple[str, ...] = (
-    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread", "-w"),
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-w"),
+    *("-ffp-contract=fast", "-fno-strict-aliasing"),
     *(("-mmacosx-version-min=11.0",) if MACOS else ()),
 )
-"""Compiler flags. No fast-math, which would reorder sums; products are fused with sums, as GCC does by default; no
-warnings, because GCC 12 warns about its own headers. macOS 11 is the first on Apple silicon."""
+"""Compiler flags. No fast-math, which would reorder sums; products are fused with sums, as GCC does by default; words may
+be read from memory of floats; no warnings, because GCC 12 warns about its own headers. macOS 11 is the first on Apple
+silicon."""
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 SOURCE = Path(__file__).with_name("decoder.cpp")
 

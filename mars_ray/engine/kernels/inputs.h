@@ -1,6 +1,8 @@
 // Rows of x in the form in which linear layers read them.
 #pragma once
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "linear.h"
@@ -17,13 +19,14 @@ struct Inputs {
   std::vector<int32_t> words;
   std::vector<float> scales, sums;
 
-  // Makes room for `rows` of `depth` numbers, and for those that a tile reads after the last.
+  // Makes room for `rows` of `depth` numbers, and for the scales of those that are read for a whole tile after the last.
   void fit(int64_t rows, int64_t depth) {
     const size_t groups = (rows + TILE_ROWS - 1) * depth / GROUP + 1;
     if (scales.size() >= groups) return;
     words.resize(groups * GROUP / (PAIRS ? 4 : 1)), sums.resize(groups * 2), scales.resize(groups);
   }
 
+  // Returns rows from the number at index `first` on.
   Rows rows(Reading reading, int64_t first, int64_t depth) const {
     if (reading == Reading::FLOATS) return {&words[first], depth};
     return {&words[first / 4], depth / 4, &scales[first / GROUP], &sums[first / HALF], depth / GROUP};
@@ -36,6 +39,13 @@ struct Inputs {
   }
 
  private:
+  // Makes all products of a group NaN, because one of its numbers is infinite or NaN.
+  void spoil(int64_t group) {
+    std::memset(reinterpret_cast<int8_t*>(words.data()) + group * GROUP, 0, GROUP);
+    sums[2 * group] = sums[2 * group + 1] = 0;
+    scales[group] = NAN;
+  }
+
   template <class T>
   void widen(const T* from, int64_t first, int64_t depth) {
     for (int64_t d = 0; d < depth; d += W) store_words(&words[first + d], as_words(load(from + d)));
@@ -46,10 +56,15 @@ struct Inputs {
     constexpr int VECTORS = GROUP / W;
     int8_t* to = reinterpret_cast<int8_t*>(&words[first / 4]);
     for (int64_t d = 0; d < depth; d += GROUP) {
-      Floats value[VECTORS], largest = Floats{};
+      Floats value[VECTORS], largest = Floats{}, nothing = Floats{};
       for (int v = 0; v < VECTORS; v++) {
         value[v] = load(from + d + W * v);
         largest = maximum(largest, absolute(value[v]));
+        nothing = multiply_add(value[v], Floats{}, nothing);
+      }
+      if (bits_of(is_nan(nothing))) {
+        spoil((first + d) / GROUP);
+        continue;
       }
       const float top = std::max(largest_of(largest), 1e-30f);
       const Floats scale = broadcast(127.0f / top);

@@ -34,8 +34,9 @@ using DotBFloat16 = DotPairs;
 using DotBFloat16 = DotHalves;
 #endif
 
+// Multiplies R rows with a block of weights. Later rows find the weights in the cache, so only the first ones prefetch.
 template <class Dot, int R>
-inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, bool first, Floats out[R][2]) {
+inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps, bool prefetches, Floats out[R][2]) {
   const int32_t* from = x.words + row * x.stride;
   const int64_t stride = x.stride;
   Floats sum[R][2];  // a local array, so that the compiler keeps the sums in registers
@@ -44,7 +45,7 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
   for (int64_t step = 0; step < steps; step++, weights += Dot::BYTES) {
     Words left, right;
     Dot::load(weights, left, right);
-    if (first) prefetch<Dot::BYTES>(weights, step);
+    if (prefetches) prefetch<Dot::BYTES>(weights, step);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const Words word = broadcast_word(from[r * stride + step]);
@@ -56,9 +57,41 @@ inline void tile(const Rows& x, int64_t row, const char* weights, int64_t steps,
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-// The same for 8-bit rows. Each group is summed in integers and then multiplied by its scale.
+// Adds what R rows have summed over a half of a group of INT4 weights to their products with the group.
+template <int R, class Dot>
+inline void add_half(const Rows& x, int64_t row, int64_t group, int half, const char* multipliers,
+                     const typename Dot::Part part[R][2], Floats product[R][2]) {
+#pragma GCC unroll 2
+  for (int side = 0; side < 2; side++) {
+    const char* bytes = multipliers + half * COLUMNS + W * side;
+    const Floats multiplier = to_floats(load_bytes(bytes)), offset = to_floats(load_bytes(bytes + 2 * COLUMNS));
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const float sum = x.sums[2 * ((row + r) * x.groups + group) + half];
+      const Floats total = to_floats(Dot::total(part[r][side]));
+      product[r][side] = half ? multiply_add(total, multiplier, product[r][side]) : total * multiplier;
+      product[r][side] = product[r][side] - broadcast(sum) * offset;
+    }
+  }
+}
+
+// Returns what R rows have summed over a group of INT8 weights as their products with it.
+template <int R, class Dot>
+inline void to_products(const Rows& x, int64_t row, int64_t group, const typename Dot::Part part[R][2],
+                        Floats product[R][2]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    const float* sums = x.sums + 2 * ((row + r) * x.groups + group);
+    for (int side = 0; side < 2; side++) {
+      product[r][side] = to_floats(Dot::total(part[r][side]));
+      if (Dot::OFFSET) product[r][side] = product[r][side] - broadcast(Dot::OFFSET * (sums[0] + sums[1]));
+    }
+  }
+}
+
+// The same as `tile` for rows in 8 bits. Each group is summed exactly, and then multiplied by its scale.
 template <int R, Format FORMAT>
-inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, Floats out[R][2]) {
+inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int64_t groups, bool prefetches, Floats out[R][2]) {
   using Dot = std::conditional_t<FORMAT == INT8, Int8Dot, Int4Dot>;
   constexpr int STEP = FORMAT == INT8 ? INT8_STEP : INT4_STEP;
   constexpr int HALVES = FORMAT == INT8 ? 1 : 2, STEPS = GROUP_STEPS / HALVES;
@@ -75,7 +108,7 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
       for (int r = 0; r < R; r++) part[r][0] = part[r][1] = typename Dot::Part{};
       for (int step = 0; step < STEPS; step++, weights += STEP) {
         Words words = load_words(weights), more;
-        if (first) prefetch<STEP>(weights, step);
+        if (prefetches) prefetch<STEP>(weights, step);
         if constexpr (FORMAT == INT8) {
           more = load_words(weights + 4 * W);
         } else {
@@ -91,25 +124,8 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
           part[r][1] = Dot::add(part[r][1], right, word);
         }
       }
-#pragma GCC unroll 2
-      for (int side = 0; side < 2; side++) {
-        [[maybe_unused]] Floats multiplier, offset;
-        if constexpr (FORMAT == INT4) {
-          const char* bytes = scales + (2 + half) * COLUMNS + W * side;
-          multiplier = to_floats(load_bytes(bytes)), offset = to_floats(load_bytes(bytes + 2 * COLUMNS));
-        }
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-          const float* sums = x.sums + 2 * ((row + r) * x.groups + group);
-          const Floats total = to_floats(Dot::total(part[r][side]));
-          if constexpr (FORMAT == INT8) {
-            product[r][side] = Dot::OFFSET ? total - broadcast(Dot::OFFSET * (sums[0] + sums[1])) : total;
-          } else {
-            product[r][side] = half ? multiply_add(total, multiplier, product[r][side]) : total * multiplier;
-            product[r][side] = product[r][side] - broadcast(sums[half]) * offset;
-          }
-        }
-      }
+      if constexpr (FORMAT == INT8) to_products<R, Dot>(x, row, group, part, product);
+      else add_half<R, Dot>(x, row, group, half, scales + 2 * COLUMNS, part, product);
     }
 #pragma GCC unroll 2
     for (int side = 0; side < 2; side++) {
@@ -126,12 +142,12 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-// Splits many rows into two halves, because separate sums for groups and rows need twice as many registers.
+// Splits many rows, because sums of groups need registers, too.
 template <int R, Format FORMAT>
-inline void halves(const Rows& x, int64_t row, const char* weights, int64_t groups, bool first, Floats out[R][2]) {
-  constexpr int HALF = R > GROUP_ROWS ? (R + 1) / 2 : R;
-  tile_in_groups<HALF, FORMAT>(x, row, weights, groups, first, out);
-  if constexpr (R > HALF) tile_in_groups<R - HALF, FORMAT>(x, row + HALF, weights, groups, false, out + HALF);
+inline void split(const Rows& x, int64_t row, const char* weights, int64_t groups, bool prefetches, Floats out[R][2]) {
+  constexpr int FRONT = R > GROUP_ROWS ? (R + 1) / 2 : R;
+  tile_in_groups<FRONT, FORMAT>(x, row, weights, groups, prefetches, out);
+  if constexpr (R > FRONT) tile_in_groups<R - FRONT, FORMAT>(x, row + FRONT, weights, groups, false, out + FRONT);
 }
 
 // The function that receives the COLUMNS finished columns of a row.
@@ -146,17 +162,18 @@ struct ColumnBlock {
   const char* weights;
   const float* bias;  // may be null
   int64_t column, depth;
+  bool prefetches;
 };
 
 template <int R>
 void block(const ColumnBlock& b, const Rows& x, int64_t row, const Put& to) {
-  const bool first = row == 0;  // later tiles find the weights in the cache
+  const bool first = b.prefetches && row == 0;
   const int64_t groups = b.depth / GROUP;
   Floats out[R][2];
   if (b.format == FLOAT32) tile<DotFloat32, R>(x, row, b.weights, b.depth, first, out);
   else if (b.format == BFLOAT16) tile<DotBFloat16, R>(x, row, b.weights, PAIRS ? b.depth / 2 : b.depth, first, out);
-  else if (b.format == INT8) halves<R, INT8>(x, row, b.weights, groups, first, out);
-  else halves<R, INT4>(x, row, b.weights, groups, first, out);
+  else if (b.format == INT8) split<R, INT8>(x, row, b.weights, groups, first, out);
+  else split<R, INT4>(x, row, b.weights, groups, first, out);
   for (int r = 0; r < R; r++) {
     for (int side = 0; side < 2; side++)
       if (b.bias) out[r][side] = out[r][side] + load(b.bias + W * side);
@@ -175,7 +192,8 @@ constexpr BlockOfRows BLOCKS{std::make_integer_sequence<int, ROWS>{}};  // by th
 // Computes some blocks of a linear layer for all rows, in tiles of similar size.
 template <class Act>
 void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
-  if (fits_tiles(w.format, rows)) return linear_in_tiles(w, x, rows, blocks, act);
+  if constexpr (TILES)
+    if (fits_tiles(w.format, rows)) return linear_in_tiles(w, x, rows, blocks, act);
   const auto call = [](void* owner, int64_t row, int64_t column, Floats left, Floats right) {
     (*static_cast<const Act*>(owner))(row, column, left, right);
   };
@@ -185,7 +203,8 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
   for (int64_t index = blocks.first; index < blocks.last; index++) {
     const int64_t column = index * COLUMNS;
     const char* weights = unpacks ? unpacked(w.block(index), w.depth) : w.block(index);
-    const ColumnBlock b{unpacks ? INT8 : w.format, weights, w.bias ? w.bias + column : nullptr, column, w.depth};
+    const float* bias = w.bias ? w.bias + column : nullptr;
+    const ColumnBlock b{unpacks ? INT8 : w.format, weights, bias, column, w.depth, !unpacks};
     for (int64_t t = 0; t < tiles; t++) {
       const int64_t row = rows * t / tiles;
       BLOCKS.of[rows * (t + 1) / tiles - row - 1](b, x, row, to);

@@ -3,8 +3,8 @@
 // Every format is laid out for the same loop over blocks of COLUMNS columns, the elements of two vectors. A step holds the
 // weights that are multiplied by one 4-byte word of x: one 32-bit number, two 16-bit numbers or four 8-bit numbers.
 //
-// Families without products of bfloat16 pairs read x in float32. A step then holds the weights of one number of x: the
-// words have a column of the first vector in their lower half, and a column of the second vector in their upper half.
+// For BFLOAT16 weights, families without products of bfloat16 pairs read x in float32. A step then holds the weights of
+// one number of x: a word has a column of the first vector in its lower half, and one of the second in its upper half.
 #pragma once
 #include "simd.h"
 

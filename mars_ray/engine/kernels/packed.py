@@ -25,9 +25,11 @@ class Format(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
-    """8 bits, with a float16 scale per group of 64 weights of an output. Inputs are rounded in the same way."""
+    """8 bits, with a float16 scale per group of 64 weights of an output. Inputs are rounded to 8 bits, with a float32
+    scale per group."""
     INT4 = 3
-    """4 bits, with a float16 scale per group of 64 weights of an output. Inputs are rounded to 8 bits."""
+    """4 bits, with a float16 scale per group of 64 weights of an output, and a multiplier and an offset per half of a
+    group. Inputs are rounded as with INT8."""
 
     @property
     def multiple(self) -> int:
@@ -36,7 +38,7 @@ class Format(IntEnum):
 
 
 class Matrix(ctypes.Structure):
-    """The struct `Matrix` of `linear.h`."""
+    """The struct `Matrix` of `matrix.h`."""
 
     _fields_ = (
         ("weights", ctypes.c_void_p),
@@ -107,7 +109,10 @@ def unpack(linear: PackedLinear, layout: WeightLayout) -> Tensor:
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weights as int8 [N, G, 64], and the scale of each group as float16 [N, G]."""
     groups = weight.float().view(weight.shape[0], -1, GROUP)
-    scale = (groups.abs().amax(dim=2) / 127).half()
+    largest = groups.abs().amax(dim=2)
+    scale = (largest / 127).half()
+    # Of very small scales float16 keeps few bits. Rounded up, they cut no number off.
+    scale = torch.where(scale.float() * 127 < largest, (scale.view(torch.int16) + 1).view(torch.float16), scale)
     number = (groups / scale.float().clamp(min=1e-30)[..., None]).round()
     return number.clamp(-127, 127).to(torch.int8), scale
 
@@ -115,8 +120,8 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return unsigned 4-bit numbers [N, G, 64], scales [N, G], and multipliers and offsets [N, G, 2].
 
-    A weight is (number * multiplier - offset) * scale. Scales are in float16; halves of groups share multipliers and
-    offsets, which keep the difference in brackets within [-127, 127].
+    A weight is (number * multiplier - offset) * scale. Scales are in float16. Each half of a group has its own
+    multiplier and offset, with which the difference in brackets is within [-127, 127].
     """
     halves = weight.float().view(weight.shape[0], -1, 2, HALF)
     low = halves.amin(dim=3).clamp(max=0)
@@ -130,7 +135,8 @@ def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _share_scales(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return scales [N, G], and multipliers and offsets [N, G, 2], for halves from `low` to `high` [N, G, 2].
 
-    A scale divides the step of the half with the larger range, so that both ends of both ranges are nearest to numbers.
+    A scale is the larger step of both halves divided by a whole number. It is the one with which the ends of both
+    ranges are nearest to numbers that can be stored.
     """
     steps = (high - low) / 15
     widest = steps.amax(dim=2)
@@ -149,7 +155,7 @@ def _share_scales(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = torch.where(fits, tried, scale)
         multiplier = torch.where(fits[..., None], multipliers, multiplier)
         offset = torch.where(fits[..., None], offsets, offset)
-    return scale.half(), multiplier, offset
+    return torch.where(least.isinf(), torch.nan, scale).half(), multiplier, offset
 
 
 def _alternate(rows: Tensor, layout: WeightLayout) -> Tensor:

@@ -4,7 +4,7 @@
 
 constexpr int W = 16;
 constexpr int ROWS = 12;         // rows of a tile, with two sums each
-constexpr int GROUP_ROWS = 6;    // the same for 8-bit rows, with two more sums each
+constexpr int GROUP_ROWS = 6;    // the same for rows in 8 bits, which have sums of groups, too
 constexpr int VALUE_VECTORS = 16;  // vectors of a value that are summed together in attention
 constexpr int SUMS = 24;         // sums that fit into registers
 
@@ -90,7 +90,7 @@ inline void transpose_square(Words rows[W]) {
 }
 
 #ifdef __AVX512BF16__
-// To nearest, ties to even, as torch does, but numbers too small for a whole significand become 0.
+// To nearest, ties to even, as torch does, except that subnormal numbers become 0.
 #define KERNELS_ROUND
 inline __m256i to_bfloat16(Floats value) { return (__m256i)_mm512_cvtneps_pbh(value); }
 inline void store(bfloat16* to, Floats value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bfloat16(value)); }

@@ -4,7 +4,7 @@
 
 constexpr int W = 4;
 constexpr int ROWS = 12;          // rows of a tile, with two sums each
-constexpr int GROUP_ROWS = 6;     // the same for 8-bit rows, with two more sums each
+constexpr int GROUP_ROWS = 6;     // the same for rows in 8 bits, which have sums of groups, too
 constexpr int VALUE_VECTORS = 4;  // vectors of a value that are summed together in attention
 constexpr int SUMS = 24;          // sums that fit into registers
 

@@ -1,6 +1,6 @@
 // Unpacks a block of INT4 weights, so that many rows multiply it as fast as one of INT8 weights.
 //
-// A row has the same sums with both: each group is summed exactly, and the scales are the same.
+// Packed and unpacked weights give the same sums, because each group is summed exactly and scales are copied.
 #pragma once
 #include <cstring>
 #include <vector>
