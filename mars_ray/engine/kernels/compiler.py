@@ -20,9 +20,9 @@ FLAGS: tuple[str, ...] = (
     *("-ffp-contract=fast", "-fno-strict-aliasing"),
     *(("-mmacosx-version-min=11.0",) if MACOS else ()),
 )
-"""Compiler flags. No fast-math, which would reorder sums; products are fused with sums, as GCC does by default; words may
-be read from memory of floats; no warnings, because GCC 12 warns about its own headers. macOS 11 is the first on Apple
-silicon."""
+"""Compiler flags. No fast-math, which would reorder sums; products are fused with sums, as GCC does by default. Words
+may be read from memory of floats. No warnings, because GCC 12 warns about its own headers. macOS 11 is the first on
+Apple silicon."""
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 SOURCE = Path(__file__).with_name("decoder.cpp")
 
