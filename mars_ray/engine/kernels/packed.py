@@ -17,6 +17,8 @@ GROUP = 64
 """Number of weights of one output that share a scale."""
 HALF = 32
 """Number of 4-bit weights of one output that share a multiplier and an offset."""
+DIVISORS = range(8, 16)
+"""Numbers of scales in the step of a half. With 8, every range fits into 8 bits, and most do with more."""
 
 
 class Format(IntEnum):
@@ -142,7 +144,7 @@ def _share_scales(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     widest = steps.amax(dim=2)
     least = torch.full_like(widest, torch.inf)
     scale, multiplier, offset = torch.zeros_like(widest), torch.ones_like(steps), torch.zeros_like(steps)
-    for divisor in range(1, 16):
+    for divisor in DIVISORS:
         tried = (widest / divisor).half().float()
         times = 1 / tried.clamp(min=1e-30)[..., None]
         multipliers = (steps * times).round().clamp(1, 15)
