@@ -149,7 +149,7 @@ void pair_values(const bfloat16* values, int64_t count, int64_t padded, int32_t*
     }
 }
 
-// The same as `gather` for all queries, in tiles. Weights are in bfloat16.
+// The same as `gather` for all queries, in tiles. Weights are rounded to bfloat16, as transformers does.
 template <int D>
 void gather_in_tiles(const Query<bfloat16>* queries, const Rows& weights, const float* totals, int64_t rows,
                      const bfloat16* values, int64_t columns, int64_t padded) {
