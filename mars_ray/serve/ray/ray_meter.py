@@ -54,7 +54,7 @@ class MeterActor:
         return await self._returned(self._meter.record(records))
 
     async def report(self, query: UsageQuery, account: str | None) -> UsageSums | MarsRayError:
-        """Return the sums of a report."""
+        """Return the sums of the usage that a query selects."""
         return await self._returned(self._meter.report(query, account))
 
     async def remove(self) -> None:
@@ -92,7 +92,7 @@ class RayMeter:
         await self._actor.ask("record", records)
 
     async def report(self, query: UsageQuery, account: str | None) -> UsageSums:
-        """Return the sums of a report."""
+        """Return the sums of the usage that a query selects."""
         sums: UsageSums = await self._actor.ask("report", query, account)
         return sums
 
