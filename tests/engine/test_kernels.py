@@ -185,7 +185,10 @@ def test_embeddings_are_scaled_by_a_number_of_the_dtype_of_the_network() -> None
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quantize: Quantize, family: str) -> None:
-    network, tokens = network_of(CONFIGS["llama with biases"]), some_tokens(60)
+    # Rounded inputs change the logits of a wide random network more, so this one is as narrow as groups allow.
+    narrow = SIZES | {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    network = network_of(LlamaConfig(**narrow, attention_bias=True, mlp_bias=True))
+    tokens = some_tokens(60)
     found = Stand(network, quantize).forward((0, 0, tokens))
     with torch.no_grad():
         for name, layer in network.named_modules():
@@ -197,7 +200,7 @@ def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quant
     expected = expected_logits(network, tokens)
     real = expected > -torch.inf
     # What is left is the rounding of the inputs to 8 bits, in 13 layers.
-    assert (found - expected)[real].std() < 0.07 * expected[real].std()
+    assert (found - expected)[real].std() < 0.05 * expected[real].std()
 
 
 @settings(max_examples=30, deadline=None)
