@@ -90,6 +90,14 @@ def test_masks_are_fed_as_far_as_they_are_accepted() -> None:
     assert chosen(BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-4)), running()) == [3, 3, 3]
 
 
+@pytest.mark.parametrize(("gain", "block"), [(0.99, 1), (1.03, 1), (1.08, BLOCK)])
+def test_masks_are_fed_only_where_they_gain_more_than_predictions_may_be_off(gain: float, block: int) -> None:
+    # Almost all masks are accepted, so a forward gains 6 tokens with 11 positions instead of 1 with 1.
+    fixed_s = 1e-3 * (11 * gain - 6) / (6 - gain)
+    blocks = BlockChoice(learned(Profile(BLOCK), SURE), timed(fixed_s=fixed_s, position_s=1e-3))
+    assert chosen(blocks, running(1)) == [block]
+
+
 @pytest.mark.parametrize(
     ("own", "engine", "block"), [(None, 0.95, 1), (None, 0.7, BLOCK), (0.95, 0.7, 1), (0.7, 0.95, BLOCK)]
 )

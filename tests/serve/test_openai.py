@@ -318,7 +318,7 @@ def test_single_tokens_come_one_to_a_chunk_and_say_the_same(client: OpenAI, prom
     ("asked", "low", "header", "several"),
     [
         ({"threshold": 0.5, "block": 8}, 0.5, "0.5", True),
-        ({"threshold": 1.0}, 1.0, "1", True),
+        ({"threshold": 1.0, "block": 8}, 1.0, "1", True),
         ({"threshold_floor": 0.99}, 1.0, "1", None),
         ({"threshold_floor": 0.5}, 1.0, "1", None),
         ({"threshold": 0.5, "block": 1}, 0.5, "0.5", False),

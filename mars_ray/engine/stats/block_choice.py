@@ -2,7 +2,8 @@
 
 With a small batch the processor is idle while weights are read, so masks are nearly free. With a large batch each
 position costs time. The live profile and the step-time model predict the tokens per second of each block from 1
-(autoregressive decoding) to the full block, for which the model was trained. The fastest block is chosen.
+(autoregressive decoding) to the full block, for which the model was trained. The fastest block is chosen, if it gains
+enough over no masks.
 
 Exploration: large and small blocks alternate until step times have been fitted. Afterwards, from time to time, one
 sequence gets all masks (a probe), or a whole step runs with a rival block: no masks if the chosen block has masks,
@@ -36,6 +37,10 @@ PROBE_EVERY = 16
 """Minimum number of steps between two probes, and between two rivals."""
 PROBE_SHARE = 0.005
 """Maximum share of the time that probes may cost, by estimate. The same limit applies to rivals."""
+
+LEAST_GAIN = 0.05
+"""Minimum gain of masks over no masks, as a share of the tokens per second. Predictions are a few percent off, and
+without masks a step is never slower than in autoregressive decoding."""
 
 LEAST_PRICE = 0.01
 """Minimum price of a position in tokens."""
@@ -154,7 +159,7 @@ class BlockChoice:
         num_seqs = len(running)
         biases = (self._step_time.bias(num_seqs, masks=False), self._step_time.bias(num_seqs, masks=True))
         rates_B = block_rates(model, tokens_B, positions_B, num_seqs=num_seqs, kv_tokens=kv_tokens, biases=biases)
-        self._chosen = 1 + int(rates_B.argmax())
+        self._chosen = 1 + int(rates_B.argmax()) if rates_B.max() > (1 + LEAST_GAIN) * rates_B[0] else 1
         self._price = max(LEAST_PRICE, model.position_s * float(rates_B.max()))
         self._worth_of = {threshold: self._profile.worth_of_masks(threshold, self._price) for threshold in by_threshold}
         self._set_trials(model, num_seqs, rates_B, positions_B, kv_tokens)
