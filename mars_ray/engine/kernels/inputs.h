@@ -68,15 +68,9 @@ struct Inputs {
       }
       const float top = std::max(largest_of(largest), 1e-30f);
       const Floats scale = broadcast(127.0f / top);
-      for (int half = 0; half < 2; half++) {
-        Ints sum = Ints{};
-        for (int v = half * VECTORS / 2; v < (half + 1) * VECTORS / 2; v++) {
-          const Ints number = nearest(value[v] * scale);
-          store_bytes(to + d + W * v, number);
-          sum = sum + number;
-        }
-        sums[(first + d) / HALF + half] = static_cast<float>(sum_of(sum));
-      }
+      Ints numbers[VECTORS];
+      for (int v = 0; v < VECTORS; v++) numbers[v] = nearest(value[v] * scale);
+      store_group(to + d, &sums[(first + d) / HALF], numbers);
       scales[(first + d) / GROUP] = top / 127.0f;
     }
   }

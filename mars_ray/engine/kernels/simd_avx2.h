@@ -40,12 +40,6 @@ inline void store_upper_halves(bfloat16* to, Words value) {
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(top, top), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
 }
-inline void store_bytes(int8_t* to, Ints value) {
-  const __m128i low = _mm256_castsi256_si128((__m256i)value), high = _mm256_extracti128_si256((__m256i)value, 1);
-  const __m128i shorts = _mm_packs_epi32(low, high);
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(shorts, shorts));
-}
-
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return _mm256_fmadd_ps(a, b, sum); }
 inline Floats maximum(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline Floats minimum(Floats a, Floats b) { return _mm256_min_ps(a, b); }
@@ -66,11 +60,6 @@ inline float sum_of(Floats value) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-inline int32_t sum_of(Ints value) {
-  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128((__m256i)value), _mm256_extracti128_si256((__m256i)value, 1));
-  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-}
 
 inline Mask equal(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 inline Mask differ(Floats a, Floats b) { return _mm256_cmp_ps(a, b, _CMP_NEQ_OQ); }
@@ -82,6 +71,19 @@ inline Mask mask_of(uint32_t bits) {
 }
 inline uint32_t bits_of(Mask mask) { return _mm256_movemask_ps(mask); }
 inline Floats select(Mask mask, Floats yes, Floats no) { return _mm256_blendv_ps(no, yes, mask); }
+
+// Stores 64 numbers as bytes, and the sums of their first and of their second half.
+inline void store_group(int8_t* to, float* sums, const Ints numbers[8]) {
+  for (int half = 0; half < 2; half++, numbers += 4, to += 32) {
+    const auto shorts = [&](int v) { return _mm256_packs_epi32((__m256i)numbers[v], (__m256i)numbers[v + 1]); };
+    const __m256i places = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(shorts(0), shorts(2)), places);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    sums[half] = sum_of(_mm256_cvtepi32_ps(fours));  // whole numbers, so exact
+  }
+}
 
 inline void prefetch_line(const void* from) { _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T0); }
 

@@ -39,10 +39,6 @@ inline void store_upper_halves(bfloat16* to, Words value) {
   const __m256i top = _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)value, 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), top);
 }
-inline void store_bytes(int8_t* to, Ints value) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8((__m512i)value));
-}
-
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return _mm512_fmadd_ps(a, b, sum); }
 inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }
@@ -53,7 +49,6 @@ inline Ints nearest(Floats value) { return (Ints)_mm512_cvtps_epi32(value); }
 inline Floats to_floats(Ints value) { return _mm512_cvtepi32_ps((__m512i)value); }
 inline float largest_of(Floats value) { return _mm512_reduce_max_ps(value); }
 inline float sum_of(Floats value) { return _mm512_reduce_add_ps(value); }
-inline int32_t sum_of(Ints value) { return _mm512_reduce_add_epi32((__m512i)value); }
 
 inline Mask equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline Mask differ(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_OQ); }
@@ -62,6 +57,19 @@ inline Mask is_nan(Floats value) { return _mm512_cmp_ps_mask(value, value, _CMP_
 inline Mask mask_of(uint32_t bits) { return static_cast<Mask>(bits); }
 inline uint32_t bits_of(Mask mask) { return mask; }
 inline Floats select(Mask mask, Floats yes, Floats no) { return _mm512_mask_mov_ps(no, mask, yes); }
+
+// Stores 64 numbers as bytes, and the sums of their first and of their second half.
+inline void store_group(int8_t* to, float* sums, const Ints numbers[4]) {
+  const auto shorts = [&](int v) { return _mm512_packs_epi32((__m512i)numbers[v], (__m512i)numbers[v + 1]); };
+  const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i bytes = _mm512_permutexvar_epi32(places, _mm512_packs_epi16(shorts(0), shorts(2)));
+  _mm512_storeu_si512(to, bytes);
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), bytes);
+  const __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+  const __m256i eights = _mm256_hadd_epi32(_mm512_castsi512_si256(fours), _mm512_extracti64x4_epi64(fours, 1));
+  const __m128i parts = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+  _mm_storel_pi(reinterpret_cast<__m64*>(sums), _mm_cvtepi32_ps(_mm_hadd_epi32(parts, parts)));
+}
 
 inline void prefetch_line(const void* from) { _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T0); }
 

@@ -40,12 +40,6 @@ inline void store_words(void* to, Words value) { vst1q_u8(static_cast<uint8_t*>(
 inline void store_upper_halves(bfloat16* to, Words value) {
   vst1_u16(reinterpret_cast<uint16_t*>(to), vshrn_n_u32(value, 16));
 }
-inline void store_bytes(int8_t* to, Ints value) {
-  const int16x4_t shorts = vqmovn_s32(value);
-  const int8x8_t bytes = vqmovn_s16(vcombine_s16(shorts, shorts));
-  std::memcpy(to, &bytes, W);
-}
-
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return vfmaq_f32(sum, a, b); }
 inline Floats maximum(Floats a, Floats b) { return vmaxq_f32(a, b); }
 inline Floats minimum(Floats a, Floats b) { return vminq_f32(a, b); }
@@ -59,7 +53,6 @@ inline Floats times_power_of_two(Floats value, Floats power) {
 }
 inline float largest_of(Floats value) { return vmaxvq_f32(value); }
 inline float sum_of(Floats value) { return vaddvq_f32(value); }
-inline int32_t sum_of(Ints value) { return vaddvq_s32(value); }
 
 inline Mask equal(Floats a, Floats b) { return vceqq_f32(a, b); }
 inline Mask differ(Floats a, Floats b) { return vmvnq_u32(vceqq_f32(a, b)); }
@@ -74,6 +67,18 @@ inline uint32_t bits_of(Mask mask) {
   return vaddvq_u32(vandq_u32(mask, place));
 }
 inline Floats select(Mask mask, Floats yes, Floats no) { return vbslq_f32(mask, yes, no); }
+
+// Stores 64 numbers as bytes, and the sums of their first and of their second half.
+inline void store_group(int8_t* to, float* sums, const Ints numbers[16]) {
+  for (int half = 0; half < 2; half++) {
+    Ints sum = vdupq_n_s32(0);
+    for (int v = 0; v < 8; v += 2, numbers += 2, to += 8) {
+      vst1_s8(to, vqmovn_s16(vcombine_s16(vqmovn_s32(numbers[0]), vqmovn_s32(numbers[1]))));
+      sum = vaddq_s32(sum, vaddq_s32(numbers[0], numbers[1]));
+    }
+    sums[half] = static_cast<float>(vaddvq_s32(sum));
+  }
+}
 
 inline void prefetch_line(const void* from) { __builtin_prefetch(from); }
 
