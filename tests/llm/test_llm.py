@@ -17,18 +17,29 @@ JSON = "JSON with the keys name, city: Ada lives in London."
 SHORT = SamplingParams(max_tokens=48)
 
 
+def opened_llm() -> LLM:
+    return LLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False))
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False)) as opened:
+    with opened_llm() as opened:
         yield opened
 
 
-def test_a_chat_is_answered_with_several_tokens_per_forward(llm: LLM) -> None:
-    [output] = llm.chat(LIST, SHORT)
+@pytest.fixture
+def new_llm() -> Iterator[LLM]:
+    """An LLM that knows no step times yet. Once it does, a busy machine may be faster without masks."""
+    with opened_llm() as opened:
+        yield opened
+
+
+def test_a_chat_is_answered_with_several_tokens_per_forward(new_llm: LLM) -> None:
+    [output] = new_llm.chat(LIST, SHORT)
     assert output.text == "1. Diana\n2. Rita\n3. Grace"
     assert output.finish_reason == "stop"
     assert output.tokens_per_forward > 1
-    assert llm.tokenizer.decode(output.token_ids, skip_special_tokens=True) == output.text
+    assert new_llm.tokenizer.decode(output.token_ids, skip_special_tokens=True) == output.text
 
 
 def test_answers_keep_the_order_of_prompts_of_different_lengths(llm: LLM) -> None:
@@ -74,16 +85,16 @@ def test_token_ids_and_text_are_the_same_prompt(llm: LLM) -> None:
     assert text.token_ids == alone.token_ids == listed.token_ids
 
 
-def test_the_default_is_lossless_and_takes_fewer_forwards_than_one_token_at_a_time(llm: LLM) -> None:
+def test_the_default_is_lossless_and_takes_fewer_forwards_than_one_token_at_a_time(llm: LLM, new_llm: LLM) -> None:
     [plain] = llm.chat(LIST, SHORT, mode="ar")
-    [lossless] = llm.chat(LIST, SHORT)
+    [lossless] = new_llm.chat(LIST, SHORT)
     assert lossless.token_ids == plain.token_ids
     assert plain.tokens_per_forward == 1
     assert lossless.tokens_per_forward > 1
 
 
-def test_a_threshold_takes_fewer_forwards_than_one_token_at_a_time(llm: LLM) -> None:
-    [fast] = llm.chat(LIST, SHORT, threshold=0.6)
+def test_a_threshold_takes_fewer_forwards_than_one_token_at_a_time(new_llm: LLM) -> None:
+    [fast] = new_llm.chat(LIST, SHORT, threshold=0.6)
     assert fast.tokens_per_forward > 1
 
 
