@@ -74,8 +74,9 @@ def test_the_async_client_is_told_the_same(endpoint: Served) -> None:
 
 
 def test_exact_mode_says_what_one_token_at_a_time_says_in_fewer_forwards(client: OpenAI) -> None:
-    replies = [client.chat.completions.create(**CHAT | {"extra_body": {"mode": mode}}) for mode in ("ar", "exact")]
-    one, exact = replies
+    one, exact = (
+        client.chat.completions.create(**CHAT | {"extra_body": {"mode": mode, "block": 6}}) for mode in ("ar", "exact")
+    )
     assert one.choices[0].message.content == exact.choices[0].message.content
     assert one.usage and exact.usage
     assert one.usage.completion_tokens == exact.usage.completion_tokens
