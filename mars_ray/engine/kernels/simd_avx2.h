@@ -40,6 +40,7 @@ inline void store_upper_halves(bfloat16* to, Words value) {
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(top, top), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
 }
+
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return _mm256_fmadd_ps(a, b, sum); }
 inline Floats maximum(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline Floats minimum(Floats a, Floats b) { return _mm256_min_ps(a, b); }

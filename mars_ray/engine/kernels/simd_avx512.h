@@ -39,6 +39,7 @@ inline void store_upper_halves(bfloat16* to, Words value) {
   const __m256i top = _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)value, 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), top);
 }
+
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return _mm512_fmadd_ps(a, b, sum); }
 inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }

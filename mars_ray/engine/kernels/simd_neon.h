@@ -40,6 +40,7 @@ inline void store_words(void* to, Words value) { vst1q_u8(static_cast<uint8_t*>(
 inline void store_upper_halves(bfloat16* to, Words value) {
   vst1_u16(reinterpret_cast<uint16_t*>(to), vshrn_n_u32(value, 16));
 }
+
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return vfmaq_f32(sum, a, b); }
 inline Floats maximum(Floats a, Floats b) { return vmaxq_f32(a, b); }
 inline Floats minimum(Floats a, Floats b) { return vminq_f32(a, b); }
