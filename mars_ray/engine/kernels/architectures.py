@@ -81,7 +81,7 @@ class Architecture:
         return [[layer.get_submodule(name) for name in group] for group in self.linears]
 
     def activation_of(self, config: Any) -> str:
-        """Return the name of the activation of the MLP."""
+        """Return the name of the MLP's activation function, such as "silu"."""
         return cast(str, getattr(config, self.activation))
 
     def caps_of(self, config: Any) -> tuple[float, float]:

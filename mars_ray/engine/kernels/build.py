@@ -46,7 +46,7 @@ class KernelLibrary:
     layout: WeightLayout
 
     def function(self, name: str) -> Any:
-        """Return a function of the library."""
+        """Return the C function `name` of the library."""
         return getattr(self.library, name)
 
 

@@ -1,6 +1,8 @@
 """Pack the weights of linear layers for the loop of `linear.h`, in float32, bfloat16, 8 or 4 bits.
 
 Blocks of outputs and the order of numbers in them depend on the `WeightLayout` of the kernel library.
+
+Letters: N outputs, K inputs, G groups of an output's inputs, C outputs of a block.
 """
 
 import ctypes
@@ -172,12 +174,15 @@ def _pad(rows: Tensor, columns: int) -> Tensor:
 
 
 def _interleave(weight: Tensor, columns: int, together: int) -> Tensor:
-    """Lay out [N, K] as [N / C, K / together, C, together], so that each step of the loop reads contiguous memory."""
+    """Lay out a weight [N, K] as [N / C, K / together, C, together], so that the loop reads memory in order."""
     return weight.view(-1, columns, weight.shape[1] // together, together).transpose(1, 2).contiguous()
 
 
 def _side_by_side(weight: Tensor, columns: int) -> Tensor:
-    """Lay out [N, K] as [N / C, K, C / 2, 2], where each pair is an output of the first and of the second half."""
+    """Lay out a weight [N, K] as [N / C, K, C / 2, 2].
+
+    A pair is an output of the first half of a block and one of the second half.
+    """
     return weight.view(-1, 2, columns // 2, weight.shape[1]).permute(0, 3, 2, 1).contiguous()
 
 
@@ -201,7 +206,7 @@ def _unpack_int8(packed: Tensor, layout: WeightLayout) -> Tensor:
 
 
 def _of_groups(values: Tensor, columns: int) -> Tensor:
-    """Lay out values [N, G] as bytes [N / C, G, B], where B are the bytes of C values."""
+    """Lay out one value per group [N, G] as bytes [N / C, G, B], where B are the bytes of the C values of a block."""
     return values.view(-1, columns, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
 
 
