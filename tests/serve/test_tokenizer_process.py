@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.errors import ModelError, RequestError
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.http.tokenizer_process import TokenizerProcess, Turns
+from mars_ray.serve.http.tokenizer_process import WALL_SECONDS, TokenizerProcess, Turns
 
 FOLDER = resolve_model("bundled")
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ünïcode 漢字 \u2028?"}]
@@ -92,7 +93,7 @@ def test_a_template_that_misbehaves_fails_its_request_and_the_next_one_is_served
     when = "{% if messages[0]['content'] == 'bad' %}" + template + "{% else %}fine{% endif %}"
 
     async def test() -> None:
-        tokenizer = TokenizerProcess(model_with(when, tmp_path / "model"), seconds=3)
+        tokenizer = TokenizerProcess(model_with(when, tmp_path / "model"))
         try:
             with pytest.raises(RequestError, match=said):
                 await tokenizer.apply_chat_template([{"role": "user", "content": "bad"}])
@@ -101,6 +102,58 @@ def test_a_template_that_misbehaves_fails_its_request_and_the_next_one_is_served
             await tokenizer.close()
 
     in_loop(test)
+
+
+class LateClock:
+    """The clock of an event loop, which can be set forward."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._now, self._late_s = self._loop.time, 0.0
+        self._loop.time = lambda: self._now() + self._late_s  # type: ignore[method-assign]
+
+    async def forward(self, seconds: float) -> None:
+        """Set the clock forward, and run what is due by then."""
+        self._late_s += seconds
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+def test_a_process_that_gets_no_processor_for_a_while_still_answers(bundled: Checkpoint) -> None:
+    async def test() -> None:
+        tokenizer, clock = TokenizerProcess(FOLDER), LateClock()
+        try:
+            await tokenizer.start()
+            assert tokenizer._worker is not None
+            tokenizer._worker.process.send_signal(signal.SIGSTOP)
+            encoding = asyncio.create_task(tokenizer.encode(["late"]))
+            await clock.forward(0)
+            await clock.forward(WALL_SECONDS - 30)
+            tokenizer._worker.process.send_signal(signal.SIGCONT)
+            assert await encoding == [bundled.tokenizer("late")["input_ids"]]
+        finally:
+            await tokenizer.close()
+
+    asyncio.run(test())
+
+
+def test_a_process_that_hangs_is_started_again(bundled: Checkpoint) -> None:
+    async def test() -> None:
+        tokenizer, clock = TokenizerProcess(FOLDER), LateClock()
+        try:
+            await tokenizer.start()
+            assert tokenizer._worker is not None
+            tokenizer._worker.process.send_signal(signal.SIGSTOP)
+            encoding = asyncio.create_task(tokenizer.encode(["never"]))
+            await clock.forward(0)
+            await clock.forward(WALL_SECONDS + 1)
+            with pytest.raises(RequestError, match="did not answer within 60 s"):
+                await encoding
+            assert await tokenizer.encode(["a"]) == [bundled.tokenizer("a")["input_ids"]]
+        finally:
+            await tokenizer.close()
+
+    asyncio.run(test())
 
 
 def test_a_process_that_is_killed_is_started_again(bundled: Checkpoint) -> None:

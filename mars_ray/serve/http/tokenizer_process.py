@@ -2,14 +2,16 @@
 
 In:    a model folder; texts, messages or token ids.
 Out:   ids or text; a typed error for input that the template or the tokenizer rejects.
-Never: blocks the event loop; waits for a template longer than `seconds`.
+Never: blocks the event loop; waits for a prompt longer than `WALL_SECONDS`.
 
 A sandbox prevents a chat template from doing harm, but not from running for ever (CVE-2026-115911), and a thread cannot
 be stopped. So a process renders one prompt at a time. If a prompt takes too long, the process is killed and restarted.
+The limit counts processor time, so that a busy machine does not refuse ordinary prompts.
 API keys take turns, so that a caller waits for at most one prompt from every other key.
 """
 
 import asyncio
+import signal
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +28,10 @@ from mars_ray.openai_api.call_format import (
     answer_format,
 )
 from mars_ray.openai_api.infill import InfillMarkers
+from mars_ray.serve.http.tokenizer_worker import CPU_SECONDS
+
+WALL_SECONDS = 60.0
+"""Maximum elapsed seconds of one prompt, which only a process that hangs or does not run reaches."""
 
 
 class Turns:
@@ -70,10 +76,6 @@ class Turns:
                 first.set_result(None)
 
 
-SECONDS = 2.0
-"""Maximum seconds to render and tokenise one prompt. Even a thousand messages take only milliseconds."""
-
-
 class RenderedPrompt(NamedTuple):
     """The prompt of a conversation."""
 
@@ -89,12 +91,10 @@ class TokenizerProcess:
         self,
         folder: Path,
         *,
-        seconds: float = SECONDS,
         tool_parser: ToolParserName | None = None,
         reasoning_parser: ReasoningParserName | None = None,
     ) -> None:
         self._folder = folder
-        self._seconds = seconds
         self._tool_parser = tool_parser
         self._reasoning_parser = reasoning_parser
         self.answer_format = NO_TOOLS
@@ -147,15 +147,17 @@ class TokenizerProcess:
         async with self._turns.turn(key):
             worker = await self._started()
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(WALL_SECONDS):
                     worker.send(task)
                     await worker.drain()
                     return await worker.receive()
             except TimeoutError:
                 await self.close()
-                return {"error": f"the prompt took more than {self._seconds:g} s to render and tokenise; shorten it."}
+                return {"error": f"the tokenizer did not answer within {WALL_SECONDS:g} s; send the request again."}
             except (ConnectionError, ValueError):
                 await self.close()
+                if worker.process.returncode == -signal.SIGPROF:
+                    return {"error": f"the prompt took more than {CPU_SECONDS:g} s of processor time; shorten it."}
                 return {"error": "the tokenizer process died on this prompt; shorten it."}
 
     async def _started(self) -> JsonProcess:

@@ -3,18 +3,24 @@
 In:    {"texts": [...]}, {"messages": [...], "tools": [...]} or {"tokens": [...]} on standard input.
 Out:   {"prompts": [[id, ...], ...]}, for messages with "in_reasoning", {"text": ...} or {"error": ...}; as the first
        line, {"template": ..., "markers": {text: [id, special], ...}, "infill": [text, text, text] or null}.
-Never: runs a template outside jinja's sandbox, loads torch, or grows by more than `MEMORY_BYTES`.
+Never: runs a template outside jinja's sandbox, loads torch, grows by more than `MEMORY_BYTES`, or spends more than
+       `CPU_SECONDS` on a prompt.
 """
 
 import json
 import logging
 import resource
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
 
+CPU_SECONDS = 2.0
+"""Maximum processor time to render and tokenise one prompt. Even a thousand messages take only milliseconds."""
 MEMORY_BYTES = 1 << 30
 """Memory that the process may use in addition to that of the loaded tokenizer. It is limited because a template can
 build very long texts."""
@@ -56,7 +62,8 @@ def main(folder: Path) -> None:
     _send({"template": template_of(tokenizer), "markers": markers, "infill": infill})
     for line in sys.stdin:
         try:
-            reply = answer(json.loads(line))
+            with _limited_time():
+                reply = answer(json.loads(line))
         except MarsRayError as error:
             reply = {"error": str(error)}
         except MemoryError:
@@ -65,6 +72,16 @@ def main(folder: Path) -> None:
             log.exception("a prompt cannot be tokenised")
             reply = {"error": "the tokenizer of this model cannot process the prompt."}
         _send(reply)
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """Let the kernel end this process with SIGPROF if the block takes more than `CPU_SECONDS` of processor time."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _limit_memory() -> None:
