@@ -27,7 +27,7 @@ MarsRayError
     ├── StepError             the model failed on a request while decoding it
     ├── SlowReaderError       the reader of a stream stopped taking chunks
     ├── ServeError            the endpoint did not start
-    ├── UnavailableError      no engine can take a request at the moment
+    ├── UnavailableError      a request cannot be answered at the moment
     ├── ReplicaLostError      the replica that served a request died
     ├── EngineHungError       an engine hung because of this request
     └── InterruptedRunError   the user stopped the work; it can resume    exit code 130, 143 for SIGTERM
@@ -161,7 +161,7 @@ class ServeError(RunError):
 
 
 class UnavailableError(RunError):
-    """No engine can take a request now, because no engine is running yet or all are shutting down."""
+    """A request cannot be answered now, because no engine is up or another part of the endpoint does not answer."""
 
 
 class ReplicaLostError(RunError):

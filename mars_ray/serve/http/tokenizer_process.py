@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mars_ray.engine.process.json_process import JsonProcess
-from mars_ray.errors import ModelError, RequestError
+from mars_ray.errors import ModelError, RequestError, UnavailableError
 from mars_ray.openai_api.call_format import (
     NO_TOOLS,
     Marker,
@@ -85,7 +85,11 @@ class RenderedPrompt(NamedTuple):
 
 
 class TokenizerProcess:
-    """The tokenizer of the model in `folder`. Call `start` first, and use it within one event loop."""
+    """The tokenizer of the model in `folder`. Call `start` first, and use it within one event loop.
+
+    The other methods raise `RequestError` for a prompt that cannot be rendered, tokenised or decoded, and
+    `UnavailableError` if the process hangs.
+    """
 
     def __init__(
         self,
@@ -110,19 +114,19 @@ class TokenizerProcess:
             await self._started()
 
     async def encode(self, texts: Sequence[str], key: str = "") -> list[list[int]]:
-        """Wait for the turn of the caller `key`, then return the ids of each text. Raises `RequestError`."""
+        """Wait for the turn of the caller `key`, then return the ids of each text."""
         prompts: list[list[int]] = (await self._ask(key, {"texts": list(texts)}))["prompts"]
         return prompts
 
     async def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], key: str = "", tools: Sequence[Mapping[str, Any]] = ()
     ) -> RenderedPrompt:
-        """Return a conversation up to the beginning of the assistant's answer. Raises `RequestError`."""
+        """Return a conversation up to the beginning of the assistant's answer."""
         reply = await self._ask(key, {"messages": list(messages), "tools": list(tools)})
         return RenderedPrompt(reply["prompts"][0], reply["in_reasoning"])
 
     async def decode(self, tokens: Sequence[int], key: str = "") -> str:
-        """Return the text of ids, including special tokens. Raises `RequestError`."""
+        """Return the text of ids, including special tokens."""
         text: str = (await self._ask(key, {"tokens": list(tokens)}))["text"]
         return text
 
@@ -153,12 +157,14 @@ class TokenizerProcess:
                     return await worker.receive()
             except TimeoutError:
                 await self.close()
-                return {"error": f"the tokenizer did not answer within {WALL_SECONDS:g} s; send the request again."}
+                raise UnavailableError(f"the tokenizer did not answer within {WALL_SECONDS:g} s. Try again.") from None
             except (ConnectionError, ValueError):
                 await self.close()
                 if worker.process.returncode == -signal.SIGPROF:
-                    return {"error": f"the prompt took more than {CPU_SECONDS:g} s of processor time; shorten it."}
-                return {"error": "the tokenizer process died on this prompt; shorten it."}
+                    reason = f"the prompt took more than {CPU_SECONDS:g} s of processor time; shorten it."
+                else:
+                    reason = "the tokenizer process died on this prompt; shorten it."
+                raise RequestError(reason) from None
 
     async def _started(self) -> JsonProcess:
         if self._worker is None or self._worker.ended:
