@@ -1,8 +1,10 @@
 """Many readers in front of one engine: here it works in a thread at the other end of the socket, or in its process."""
 
 import asyncio
+import gc
 import os
 import signal
+import socket
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -142,6 +144,26 @@ def test_closing_ends_open_streams_and_refuses_new_ones(
                 pass
         with pytest.raises(ReplicaLostError, match="takes no more requests"):
             await read(front, request("b", prompts[0]))
+
+    in_loop(test)
+
+
+def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind() -> None:
+    async def test() -> None:
+        failed: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+        ours, theirs = socket.socketpair()
+        with theirs:  # an engine that never answers
+            front = AsyncEngine(ours)
+            await front.open()
+            front._watching = asyncio.create_task(front._steps(60))
+            while not front._states:
+                await asyncio.sleep(0)
+            await front.close()
+            await asyncio.sleep(0)
+            del front
+        gc.collect()  # asyncio reports a failed task that nobody has awaited when it is collected
+        assert not failed
 
     in_loop(test)
 

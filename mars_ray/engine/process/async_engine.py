@@ -271,13 +271,15 @@ class AsyncEngine:
         """Return whether the current step ends in time. Raises `ReplicaLostError`."""
         state = asyncio.ensure_future(self.state())
         self._asks += 1
-        for _ in range(seconds):  # a single long wait would end too early after the machine was suspended
-            done, _ = await asyncio.wait((state,), timeout=1)
-            if done:
-                state.result()
-                return True
-        state.cancel()
-        return False
+        try:
+            for _ in range(seconds):  # a single long wait would end too early after the machine was suspended
+                done, _ = await asyncio.wait((state,), timeout=1)
+                if done:
+                    state.result()
+                    return True
+            return False
+        finally:
+            state.cancel()  # also when this engine is closed while it waits
 
     def _suspect(self) -> str | None:
         """Return the id of the request that makes the engine hang, or None if it could be any of several.
