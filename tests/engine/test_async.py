@@ -10,6 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mars_ray.engine.chunk import Chunk
@@ -156,7 +157,7 @@ def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind()
         with theirs:  # an engine that never answers
             front = AsyncEngine(ours)
             await front.open()
-            front._watching = asyncio.create_task(front._steps(60))
+            front._watching = asyncio.create_task(front._steps(60))  # type: ignore[arg-type]
             while not front._states:
                 await asyncio.sleep(0)
             await front.close()
@@ -276,6 +277,21 @@ def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: 
                     pass
         finally:
             await engine.close()
+
+    in_loop(test)
+
+
+def test_a_start_that_is_cancelled_leaves_no_process_behind() -> None:
+    async def test() -> None:
+        before = set(psutil.Process().children())
+        starting = asyncio.create_task(AsyncEngine.start(spec()))
+        while not (begun := set(psutil.Process().children()) - before):
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not any(process.is_running() for process in begun)
+        gc.collect()  # what is unclosed warns when it is collected, and warnings are errors
 
     in_loop(test)
 

@@ -3,12 +3,12 @@
 import asyncio
 import shutil
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.process.json_process import JsonProcess
 from mars_ray.errors import ModelError, RequestError, UnavailableError
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -18,10 +18,6 @@ FOLDER = resolve_model("bundled")
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ünïcode 漢字 \u2028?"}]
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
 HUGE = "{% set ns = namespace(t='x') %}{% for i in range(60) %}{% set ns.t = ns.t + ns.t %}{% endfor %}{{ ns.t }}"
-
-
-def in_loop(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 120))  # type: ignore[arg-type]
 
 
 def model_with(template: str, folder: Path) -> Path:
@@ -44,7 +40,7 @@ def test_ids_are_those_of_the_tokenizer_in_this_process(bundled: Checkpoint) -> 
         finally:
             await tokenizer.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_many_prompts_at_once_get_each_its_own_answer(bundled: Checkpoint) -> None:
@@ -57,7 +53,7 @@ def test_many_prompts_at_once_get_each_its_own_answer(bundled: Checkpoint) -> No
         finally:
             await tokenizer.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_caller_that_leaves_costs_the_others_nothing(bundled: Checkpoint) -> None:
@@ -75,7 +71,7 @@ def test_a_caller_that_leaves_costs_the_others_nothing(bundled: Checkpoint) -> N
         finally:
             await tokenizer.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(
@@ -101,7 +97,7 @@ def test_a_template_that_misbehaves_fails_its_request_and_the_next_one_is_served
         finally:
             await tokenizer.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 class LateClock:
@@ -156,6 +152,18 @@ def test_a_process_that_hangs_is_started_again(bundled: Checkpoint) -> None:
     asyncio.run(test())
 
 
+def test_the_exit_status_of_a_process_is_known_once_nothing_can_be_received() -> None:
+    async def test() -> None:
+        child, _ = await JsonProcess.start("mars_ray.serve.http.tokenizer_worker", str(FOLDER))
+        child.process.send_signal(signal.SIGPROF)
+        with pytest.raises(ConnectionError):
+            await child.receive()
+        assert child.process.returncode == -signal.SIGPROF
+        await child.close()
+
+    asyncio.run(test())
+
+
 def test_a_process_that_is_killed_is_started_again(bundled: Checkpoint) -> None:
     async def test() -> None:
         tokenizer = TokenizerProcess(FOLDER)
@@ -168,7 +176,7 @@ def test_a_process_that_is_killed_is_started_again(bundled: Checkpoint) -> None:
         finally:
             await tokenizer.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_folder_without_a_tokenizer_says_so_at_the_start(tmp_path: Path) -> None:
@@ -179,7 +187,7 @@ def test_a_folder_without_a_tokenizer_says_so_at_the_start(tmp_path: Path) -> No
         with pytest.raises(ModelError, match="no tokenizer"):
             await TokenizerProcess(tmp_path / "model").start()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_key_with_one_prompt_waits_for_no_more_than_one_of_another_key() -> None:
@@ -202,7 +210,7 @@ def test_a_key_with_one_prompt_waits_for_no_more_than_one_of_another_key() -> No
         finally:
             await tokenizer.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_keys_take_turns_and_those_who_left_are_passed_over() -> None:
@@ -223,7 +231,7 @@ def test_keys_take_turns_and_those_who_left_are_passed_over() -> None:
         async with turns.turn("x"):
             pass
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_template_that_knows_tools_renders_them_and_shows_the_format_of_calls(tmp_path: Path) -> None:
@@ -256,4 +264,4 @@ def test_a_template_that_knows_tools_renders_them_and_shows_the_format_of_calls(
         finally:
             await tokenizer.close()
 
-    in_loop(test)
+    asyncio.run(test())

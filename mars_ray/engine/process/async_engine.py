@@ -104,31 +104,18 @@ class AsyncEngine:
         `ConfigError`.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "mars_ray.engine.process.worker", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                env=SPIN | os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
-            )
         engine = cls(ours, adapter_memory_gib=spec.options.adapter_memory_gib)
-        engine._process = process
-        reader = await engine._connect()
-        assert engine._writer is not None
-        engine._writer.write(frame(spec))
-        event = await read_message(reader)
-        if isinstance(event, Started):
-            if event.tokenizer is not None:
-                engine._grammars = GrammarStore(GrammarChecker(event.tokenizer), engine._order)
-            engine._reading = asyncio.create_task(engine._read(reader))
-            engine._watching = asyncio.create_task(engine._end_if_hung(step_seconds))
-            try:
-                await engine.set_adapters({name: folder for name, folder in spec.adapters.items() if name is not None})
-            except BaseException:
-                await engine.close()
-                raise
-            return engine, replace(event.facts, block=max(event.facts.block, engine._adapters.block))
-        await engine.close()
-        raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
+        try:
+            with theirs:
+                engine._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "mars_ray.engine.process.worker", str(theirs.fileno())),
+                    pass_fds=(theirs.fileno(),),
+                    env=SPIN | os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
+                )
+            return engine, await engine._started(spec, step_seconds)
+        except BaseException:  # also when the caller is cancelled
+            await engine.close()
+            raise
 
     async def open(self) -> None:
         """Start reading from an engine that is already running."""
@@ -199,11 +186,27 @@ class AsyncEngine:
                 await asyncio.gather(task, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
+        else:
+            self._socket.close()
         if self._process is not None:
             await self._process.wait()
         self._lose()
         if self._grammars is not None:
             await self._grammars.close()
+
+    async def _started(self, spec: EngineSpec, step_seconds: int) -> EngineFacts:
+        reader = await self._connect()
+        assert self._writer is not None
+        self._writer.write(frame(spec))
+        event = await read_message(reader)
+        if not isinstance(event, Started):
+            raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
+        if event.tokenizer is not None:
+            self._grammars = GrammarStore(GrammarChecker(event.tokenizer), self._order)
+        self._reading = asyncio.create_task(self._read(reader))
+        self._watching = asyncio.create_task(self._end_if_hung(step_seconds))
+        await self.set_adapters({name: folder for name, folder in spec.adapters.items() if name is not None})
+        return replace(event.facts, block=max(event.facts.block, self._adapters.block))
 
     async def _connect(self) -> asyncio.StreamReader:
         reader, self._writer = await asyncio.open_connection(sock=self._socket)

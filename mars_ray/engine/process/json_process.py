@@ -59,11 +59,12 @@ class JsonProcess:
         await self.process.stdin.drain()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next message. Raises `ConnectionError` if the child has ended."""
+        """Return the next message. Raises `ConnectionError` once the child has ended."""
         assert self.process.stdout is not None
         try:
             line = await self.process.stdout.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
+            await self.process.wait()  # a child that is killed while it ends has no certain exit status
             raise ConnectionResetError("the child process ended") from error
         message: dict[str, Any] = json.loads(line)
         return message
