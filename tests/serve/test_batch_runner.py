@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,7 +22,7 @@ from mars_ray.errors import OutputError, RequestError, UnavailableError
 from mars_ray.openai_api.batches_protocol import BATCH_URLS, BatchRequest
 from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.serve.batches import batch_run, row_calls, runner
-from mars_ray.serve.batches.batch_figures import FiguresFile
+from mars_ray.serve.batches.batch_figures import BatchCounts, FiguresFile
 from mars_ray.serve.batches.batch_run import BatchRun, BatchTools
 from mars_ray.serve.batches.batch_store import BatchStore, StoredBatch
 from mars_ray.serve.batches.batch_usage import UsageSum
@@ -305,6 +306,15 @@ def test_the_runner_publishes_figures_of_all_batches(place: Place, monkeypatch: 
             await asyncio.Event().wait()
 
     file = FiguresFile(BatchFolders(place.root))
+    unfinished = place.batches.unfinished
+
+    def slow() -> list[StoredBatch]:
+        """Drivers go on while a storage answers, and the figures are still those of one moment."""
+        found = unfinished()
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(place.batches, "unfinished", slow)
 
     def published() -> bool:
         figures = file.read(place.unix.now_s)
@@ -319,7 +329,7 @@ def test_the_runner_publishes_figures_of_all_batches(place: Place, monkeypatch: 
     assert place.batches.get(OWNER, done).status == "completed"
 
     another = BatchRunner(place.tools(Routes(at_once)), figures=file)
-    waiting = another._all_figures({})
+    waiting = another._all_figures({}, BatchCounts())
     assert (waiting.unfinished, waiting.rows_left) == ({"waiting": 1}, 4)
 
 

@@ -11,10 +11,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from copy import deepcopy
 
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.errors import MarsRayError
-from mars_ray.serve.batches.batch_figures import FIGURES_S, WAITING, BatchFigures, FiguresFile
+from mars_ray.serve.batches.batch_figures import FIGURES_S, WAITING, BatchCounts, BatchFigures, FiguresFile
 from mars_ray.serve.batches.batch_run import BatchRun, BatchTools
 from mars_ray.serve.batches.batch_store import ENDED, BatchState, StoredBatch
 from mars_ray.serve.batches.storage_paths import RESULTS, result_id
@@ -162,18 +163,19 @@ class BatchRunner:
             self._tools.calls.forget(batch)
 
     async def _publish(self, file: FiguresFile) -> None:
+        # Both at one moment: drivers go on while the storage answers, and no batch may count as unfinished and ended.
         states = {id: run.state for id, (run, _) in self._running.items()}
+        counts = deepcopy(self._tools.counts)
         with suppress(MarsRayError):  # the log has a line about a storage that is away
-            await asyncio.to_thread(lambda: file.write(self._all_figures(states)))
+            await asyncio.to_thread(lambda: file.write(self._all_figures(states, counts)))
 
-    def _all_figures(self, states: dict[str, BatchState]) -> BatchFigures:
+    def _all_figures(self, states: dict[str, BatchState], counts: BatchCounts) -> BatchFigures:
         """Return the figures of all batches; `states` are those of batches with a driver, by id."""
         batches = self._tools.batches.unfinished()
         waiting = [batch for batch in batches if batch.id not in states]
         self._waiting = {batch.id: self._waiting.get(batch.id) or self._tools.batches.state(batch) for batch in waiting}
         states = self._waiting | states
         batches = [batch for batch in batches if states[batch.id].status not in ENDED]  # about to be forgotten
-        counts = self._tools.counts
         return BatchFigures(
             unix_s=self._tools.unix_clock(),
             unfinished=Counter(WAITING if batch.id in self._waiting else states[batch.id].status for batch in batches),
