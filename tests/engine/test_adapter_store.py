@@ -26,7 +26,7 @@ from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 from tests.engine.test_adapter import some_adapter
 from tests.factories.cards import adapter_card
-from tests.factories.engine import MakeEngine, bundled_checkpoint, engine_spec, in_loop, request, serving
+from tests.factories.engine import MakeEngine, bundled_checkpoint, engine_spec, request, serving
 
 FOLDER = resolve_model("bundled")
 AHEAD: dict[str, Any] = {"mode": Mode.THRESHOLD, "threshold": 0.3, "block": 5}
@@ -82,7 +82,7 @@ def test_a_request_that_began_keeps_the_weights_that_had_the_name_then(
             assert alone[0] != alone[1]
             assert front.adapters == {"a": saved[1], "b": saved[0]}
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_dropped_name_is_refused_and_its_requests_go_on(make_engine: MakeEngine, saved: list[Path]) -> None:
@@ -100,7 +100,7 @@ def test_a_dropped_name_is_refused_and_its_requests_go_on(make_engine: MakeEngin
                 await answer(front, asked("new", "b"))
             assert await answer(front, asked("base", None))
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def without_weights(folder: Path) -> None:
@@ -147,7 +147,7 @@ def test_an_adapter_that_cannot_be_used_is_named_and_changes_nothing(
             with pytest.raises(RequestError, match="this engine has a"):
                 await answer(front, asked("x", "c"))
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_an_adapter_larger_than_the_memory_is_refused(make_engine: MakeEngine, saved: list[Path]) -> None:
@@ -158,7 +158,7 @@ def test_an_adapter_larger_than_the_memory_is_refused(make_engine: MakeEngine, s
                 await front.set_adapters({"a": saved[0]})
             assert (raised.value.adapter, front.adapters, len(front._adapters._loaded)) == ("a", {}, 0)
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_memory_of_nothing_is_refused(make_engine: MakeEngine) -> None:
@@ -211,7 +211,7 @@ def test_many_adapters_in_little_memory_give_the_answers_of_much_memory(
         limited = await outcomes(gib_of(make_engine(), saved[0], room))
         assert limited == await outcomes(None)
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_request_for_an_adapter_in_use_by_nobody_comes_through_a_stream_of_others(
@@ -235,7 +235,7 @@ def test_a_request_for_an_adapter_in_use_by_nobody_comes_through_a_stream_of_oth
             assert await done
             await asyncio.gather(*others)
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_no_step_and_no_other_request_waits_for_an_adapter_that_is_loaded(
@@ -265,7 +265,7 @@ def test_no_step_and_no_other_request_waits_for_an_adapter_that_is_loaded(
             await setting
             assert await answer(front, asked("c", "c"))
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_an_adapter_that_vanished_fails_its_requests_alone(
@@ -284,7 +284,7 @@ def test_an_adapter_that_vanished_fails_its_requests_alone(
                     await answer(front, asked("x", "a"))
                 assert await answer(front, asked("x", "b"))
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_an_engine_process_has_the_adapters_of_its_spec_and_then_those_that_are_set(
@@ -308,7 +308,7 @@ def test_an_engine_process_has_the_adapters_of_its_spec_and_then_those_that_are_
         finally:
             await engine.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 @pytest.mark.slow  # the process starts for nothing else
@@ -317,4 +317,4 @@ def test_an_engine_process_does_not_start_with_an_adapter_that_is_missing(tmp_pa
         with pytest.raises(AdapterError, match=r"adapter 'a': .*missing"):
             await AsyncEngine.start(replace(engine_spec(FOLDER), adapters={"a": tmp_path / "missing"}))
 
-    in_loop(test)
+    asyncio.run(test())

@@ -28,7 +28,7 @@ from mars_ray.errors import (
     StepError,
 )
 from mars_ray.model.resolve import resolve_model
-from tests.factories.engine import MakeEngine, engine_spec, in_loop, request, run, serving
+from tests.factories.engine import MakeEngine, engine_spec, request, run, serving
 
 FIXED = DecodeParams(threshold=0.9, block=8)
 
@@ -58,7 +58,7 @@ def test_many_readers_get_what_the_engine_alone_says(make_engine: MakeEngine, pr
             assert "".join(chunk.text for chunk in chunks) == expected[each.id].text
             assert [chunk.finished is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_stream_of_n_sequences_ends_with_the_last_of_them(
@@ -69,7 +69,7 @@ def test_a_stream_of_n_sequences_ends_with_the_last_of_them(
             chunks = await read(front, request("a", prompts[0], n=3, temperature=1.0, max_tokens=16))
         assert sorted(chunk.index for chunk in chunks if chunk.finished) == [0, 1, 2]
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_reader_that_leaves_cancels_its_request(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
@@ -83,7 +83,7 @@ def test_a_reader_that_leaves_cancels_its_request(make_engine: MakeEngine, promp
             assert chunks[-1].finished
             assert (await front.state()).running == 0
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_task_cancelled_before_its_first_chunk_leaves_nothing_behind(
@@ -98,7 +98,7 @@ def test_a_task_cancelled_before_its_first_chunk_leaves_nothing_behind(
                 await task
             await until_idle(front)
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_reader_that_stops_reading_is_cancelled_and_holds_no_one_up(
@@ -114,7 +114,7 @@ def test_a_reader_that_stops_reading_is_cancelled_and_holds_no_one_up(
                 async for _ in slow:
                     pass
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_refusals_reach_the_caller_and_nobody_else(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
@@ -130,7 +130,7 @@ def test_refusals_reach_the_caller_and_nobody_else(make_engine: MakeEngine, prom
                 await asyncio.gather(*(read(front, request(f"c{n}", prompts[n], n=1)) for n in range(40)))
             assert [chunk async for chunk in stream][-1].finished
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_closing_ends_open_streams_and_refuses_new_ones(
@@ -146,7 +146,7 @@ def test_closing_ends_open_streams_and_refuses_new_ones(
         with pytest.raises(ReplicaLostError, match="takes no more requests"):
             await read(front, request("b", prompts[0]))
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind() -> None:
@@ -166,7 +166,7 @@ def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind()
         gc.collect()  # asyncio reports a failed task that nobody has awaited when it is collected
         assert not failed
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_step_that_fails_as_a_whole_ends_all_streams_and_the_next_request_is_served(
@@ -195,7 +195,7 @@ def test_a_step_that_fails_as_a_whole_ends_all_streams_and_the_next_request_is_s
                         pass
             assert (await read(front, request("next", prompts[2], max_tokens=4)))[-1].finished
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_process_says_what_the_engine_in_this_process_says(
@@ -215,7 +215,7 @@ def test_a_process_says_what_the_engine_in_this_process_says(
         finally:
             await engine.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -237,7 +237,7 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
         finally:
             await engine.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 async def ends_of(engine: AsyncEngine, *requests: Request) -> list[type[BaseException]]:
@@ -262,7 +262,7 @@ def test_a_request_whose_engine_hangs_with_it_alone_is_told_apart(prompts: list[
             finally:
                 await engine.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: list[tuple[int, ...]]) -> None:
@@ -278,7 +278,7 @@ def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: 
         finally:
             await engine.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_start_that_is_cancelled_leaves_no_process_behind() -> None:
@@ -293,7 +293,7 @@ def test_a_start_that_is_cancelled_leaves_no_process_behind() -> None:
         assert not any(process.is_running() for process in begun)
         gc.collect()  # what is unclosed warns when it is collected, and warnings are errors
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -301,4 +301,4 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="no config"):
             await AsyncEngine.start(EngineSpec(folder=tmp_path, dtype="float32", threads=1, options=EngineOptions()))
 
-    in_loop(test)
+    asyncio.run(test())

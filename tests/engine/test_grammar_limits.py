@@ -21,7 +21,7 @@ from mars_ray.errors import GrammarError, ReplicaLostError
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
 from tests.engine.hostile_grammars import PAIRS, hostile_schemas
 from tests.engine.test_async import read, spec
-from tests.factories.engine import in_loop, request
+from tests.factories.engine import request
 
 COSTLY: dict[str, Any] = {
     "patterns": {"type": "string", "allOf": [{"pattern": f".*{pair}.*"} for pair in PAIRS[:20]]},
@@ -52,7 +52,7 @@ def test_a_schema_that_costs_too_much_is_refused_and_the_refusal_remembered(gram
             assert checker._child is None
             assert await checker.cost(schema({"type": "integer"})) < 1 << 20
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_an_object_of_a_thousand_optional_properties_is_served(grammars: Grammars) -> None:
@@ -62,7 +62,7 @@ def test_an_object_of_a_thousand_optional_properties_is_served(grammars: Grammar
         async with checking(grammars) as checker:
             assert await checker.cost(wide) < 32 << 20
 
-    in_loop(test)
+    asyncio.run(test())
     matcher = grammars.matcher(wide, frozenset())
     assert all(matcher.take(int(matcher.allowed().nonzero()[0][-1])) for _ in range(8))
 
@@ -98,7 +98,7 @@ def test_a_checker_that_died_is_started_again(grammars: Grammars) -> None:
             await checker._reading
             await checker.cost(regex("b"))
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_steps_go_on_while_a_grammar_is_compiled(prompts: list[tuple[int, ...]]) -> None:
@@ -121,7 +121,7 @@ def test_steps_go_on_while_a_grammar_is_compiled(prompts: list[tuple[int, ...]])
         finally:
             await engine.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 @asynccontextmanager
@@ -156,7 +156,7 @@ def test_compiled_grammars_are_kept_by_their_bytes_the_longest_unused_go_first(
             *((Forget, "b"), (Prepare, "d"), (Forget, "c"), (Prepare, "b")),
         ]
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_grammar_waits_while_those_in_use_fill_the_room(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_grammar_waits_while_those_in_use_fill_the_room(grammars: Grammars, mo
                 assert orders == [Prepare(regex("a"))]
             await waiting
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_who_waits_for_a_grammar_hears_that_the_engine_is_gone(grammars: Grammars) -> None:
@@ -194,7 +194,7 @@ def test_who_waits_for_a_grammar_hears_that_the_engine_is_gone(grammars: Grammar
             await waiting
         await store.close()
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_grammars_of_one_tenant_do_not_hold_up_those_of_another(grammars: Grammars) -> None:
@@ -206,7 +206,7 @@ def test_grammars_of_one_tenant_do_not_hold_up_those_of_another(grammars: Gramma
                 assert not third.done()
             await third
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 async def _turn(checker: GrammarChecker, tenant: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,8 +134,3 @@ async def serving(engine: Engine, **options: Any) -> AsyncIterator[AsyncEngine]:
         await front.close()
         await asyncio.to_thread(worker.join)
         theirs.close()
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test in an event loop of its own."""
-    asyncio.run(test())

@@ -1,5 +1,6 @@
 """The adapters of an engine follow what is wanted, as far as they can be used."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import pytest
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
-from tests.factories.engine import engine_of, in_loop, serving
+from tests.factories.engine import engine_of, serving
 from tests.serve.adapter_samples import saved_adapter
 
 
@@ -50,7 +51,7 @@ def test_the_engine_has_exactly_the_wanted_adapters(bundled: Checkpoint, folders
             assert await engine.follow(None) == {"a": folders[0]}, "nobody says what is wanted"
             assert engine.adapters.problems == {}
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_a_request_for_an_adapter_that_was_just_added_finds_it(bundled: Checkpoint, folders: list[str]) -> None:
@@ -62,7 +63,7 @@ def test_a_request_for_an_adapter_that_was_just_added_finds_it(bundled: Checkpoi
             await engine.adapters.look_up("a")
             assert set(engine._engine.adapters) == {"a"}
 
-    in_loop(test)
+    asyncio.run(test())
 
 
 def test_an_adapter_that_cannot_be_used_keeps_its_last_version_and_the_others_are_set(
@@ -83,4 +84,4 @@ def test_an_adapter_that_cannot_be_used_keeps_its_last_version_and_the_others_ar
             await engine.follow({"a": folders[0]})
             assert engine.adapters.problems == {}
 
-    in_loop(test)
+    asyncio.run(test())

@@ -100,31 +100,31 @@ def test_a_template_that_misbehaves_fails_its_request_and_the_next_one_is_served
     asyncio.run(test())
 
 
-class LateClock:
-    """The clock of an event loop, which can be set forward."""
+async def run_what_is_due() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._now, self._late_s = self._loop.time, 0.0
-        self._loop.time = lambda: self._now() + self._late_s  # type: ignore[method-assign]
 
-    async def forward(self, seconds: float) -> None:
-        """Set the clock forward, and run what is due by then."""
-        self._late_s += seconds
-        for _ in range(10):
-            await asyncio.sleep(0)
+async def encoding_for(seconds: float, tokenizer: TokenizerProcess, text: str) -> asyncio.Task[list[list[int]]]:
+    """Stop the process, ask it for the ids of `text`, and set the clock of the event loop forward by `seconds`."""
+    await tokenizer.start()
+    assert tokenizer._worker is not None
+    tokenizer._worker.process.send_signal(signal.SIGSTOP)
+    encoding = asyncio.create_task(tokenizer.encode([text]))
+    await run_what_is_due()
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+    await run_what_is_due()
+    return encoding
 
 
 def test_a_process_that_gets_no_processor_for_a_while_still_answers(bundled: Checkpoint) -> None:
     async def test() -> None:
-        tokenizer, clock = TokenizerProcess(FOLDER), LateClock()
+        tokenizer = TokenizerProcess(FOLDER)
         try:
-            await tokenizer.start()
+            encoding = await encoding_for(WALL_SECONDS - 30, tokenizer, "late")
             assert tokenizer._worker is not None
-            tokenizer._worker.process.send_signal(signal.SIGSTOP)
-            encoding = asyncio.create_task(tokenizer.encode(["late"]))
-            await clock.forward(0)
-            await clock.forward(WALL_SECONDS - 30)
             tokenizer._worker.process.send_signal(signal.SIGCONT)
             assert await encoding == [bundled.tokenizer("late")["input_ids"]]
         finally:
@@ -135,14 +135,9 @@ def test_a_process_that_gets_no_processor_for_a_while_still_answers(bundled: Che
 
 def test_a_process_that_hangs_is_started_again(bundled: Checkpoint) -> None:
     async def test() -> None:
-        tokenizer, clock = TokenizerProcess(FOLDER), LateClock()
+        tokenizer = TokenizerProcess(FOLDER)
         try:
-            await tokenizer.start()
-            assert tokenizer._worker is not None
-            tokenizer._worker.process.send_signal(signal.SIGSTOP)
-            encoding = asyncio.create_task(tokenizer.encode(["never"]))
-            await clock.forward(0)
-            await clock.forward(WALL_SECONDS + 1)
+            encoding = await encoding_for(WALL_SECONDS + 1, tokenizer, "never")
             with pytest.raises(UnavailableError, match="did not answer within 60 s"):
                 await encoding
             assert await tokenizer.encode(["a"]) == [bundled.tokenizer("a")["input_ids"]]

@@ -170,7 +170,10 @@ class BatchRunner:
             await asyncio.to_thread(lambda: file.write(self._all_figures(states, counts)))
 
     def _all_figures(self, states: dict[str, BatchState], counts: BatchCounts) -> BatchFigures:
-        """Return the figures of all batches; `states` are those of batches with a driver, by id."""
+        """Return the figures of all batches.
+
+        `states` are those of batches with a driver, by id, and `counts` what drivers had done at the same moment.
+        """
         batches = self._tools.batches.unfinished()
         waiting = [batch for batch in batches if batch.id not in states]
         self._waiting = {batch.id: self._waiting.get(batch.id) or self._tools.batches.state(batch) for batch in waiting}
