@@ -123,12 +123,12 @@ def remove(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
 
 def _report(name: str, answer: Any, url: str, api_key: str | None, *, wait: bool, at_once: bool) -> None:
     """Wait until a model has the version that was just added, and say so. Raises `RunError` if the version fails."""
-    [model] = [each for each in answer["data"] if each["name"] == name]
+    [model] = [entry for entry in answer["data"] if entry["name"] == name]
     added = model["new_version"] or model["version"]
     print_line(f"added version {added} of {name!r}.")
     while wait and (model["state"] in ("loading", "asleep") or (at_once and model["new_version"] == added)):
         time.sleep(POLL_SECONDS)
-        [model] = [each for each in send_request("GET", url, api_key, PATH)["data"] if each["name"] == name]
+        [model] = [entry for entry in send_request("GET", url, api_key, PATH)["data"] if entry["name"] == name]
     if model["state"] == "failed":
         raise RunError(f"{name!r} cannot be served: {model['reason']}. Remove it, or add a version that can.")
     if wait and added not in (model["version"], model["new_version"]):

@@ -119,8 +119,8 @@ def vllm_options(tensor_parallel_size: int | None, vllm_arg: list[str] | None) -
             arguments[name] = json.loads(value)
         except json.JSONDecodeError:
             arguments[name] = value
-    given = {"tensor_parallel_size": tensor_parallel_size, "vllm_args": arguments}
-    return {name: value for name, value in given.items() if value}
+    options = {"tensor_parallel_size": tensor_parallel_size, "vllm_args": arguments}
+    return {name: value for name, value in options.items() if value}
 
 
 def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:

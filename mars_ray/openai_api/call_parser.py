@@ -166,9 +166,9 @@ class CallParser:
         self._state = _State.LIST
 
     def _text(self) -> Iterator[AnswerPart]:
-        found = [(at, marker) for marker in self._markers if (at := self._buffer.find(marker)) >= 0]
-        if found:
-            at, marker = min(found)
+        positions = [(at, marker) for marker in self._markers if (at := self._buffer.find(marker)) >= 0]
+        if positions:
+            at, marker = min(positions)
             content = self._buffer[:at].rstrip()
             self._buffer = self._buffer[len(content) :]
             yield from self._content(content)

@@ -85,8 +85,8 @@ class ScoredPrompt:
             ranked.setdefault(token, (score.chosen, None))
             entries.append(
                 {
-                    str(each): {"logprob": finite(logprob), "rank": rank, "decoded_token": text_of(each)}
-                    for each, (logprob, rank) in ranked.items()
+                    str(candidate): {"logprob": finite(logprob), "rank": rank, "decoded_token": text_of(candidate)}
+                    for candidate, (logprob, rank) in ranked.items()
                 }
             )
         return {"prompt_logprobs": entries}

@@ -53,7 +53,7 @@ RESPONSES_NAMES = {
 def responses_error(error: ApiError) -> ApiError:
     """Return an error about the chat request of a response, with the names of the Responses API."""
     name = re.compile("|".join(rf"\b{re.escape(chat)}\b" for chat in RESPONSES_NAMES if chat != "messages"))
-    message = name.sub(lambda found: RESPONSES_NAMES[found[0]], error.message)
+    message = name.sub(lambda match: RESPONSES_NAMES[match[0]], error.message)
     param = RESPONSES_NAMES.get(error.param or "", error.param)
     return ApiError(error.status, message, type=error.type, param=param, code=error.code, headers=error.headers)
 

@@ -125,7 +125,7 @@ def plan_row(load: PlannedLoad, choice: DecodingChoice) -> PlanRow:
 def _constant(plan: ControlPlan, threshold: float) -> ControlPlan:
     """Return a plan that keeps all classes at one threshold, regardless of the calibrated quality at this threshold."""
     settings = plan.settings.model_copy(update={"policy": "fixed", "max_accuracy_loss": 1.0, "min_agreement": 0.0})
-    classes = tuple(each.model_copy(update={"floor": threshold}) for each in plan.classes)
+    classes = tuple(service_class.model_copy(update={"floor": threshold}) for service_class in plan.classes)
     return plan.model_copy(update={"settings": settings, "ceiling": threshold, "classes": classes})
 
 

@@ -22,12 +22,12 @@ def plot_plan(path: Path, title: str, rows: Sequence[PlanRow]) -> None:
     for axis, values, text in ((price, prices, "{:.3f}"), (load, loads, "{:.1f}")):
         bars = axis.barh(places, [value or 0.0 for value in values], color=colours)
         axis.bar_label(bars, [text.format(value) if value else "" for value in values], padding=3, fontsize="small")
-    for place, row in enumerate(rows):
+    for height, row in enumerate(rows):
         if row.accuracy is not None:
             # Points, because accuracies differ by a few percent, which bars from 0 would hide.
-            accuracy.plot(row.accuracy, place, "o", color=colours[place])
+            accuracy.plot(row.accuracy, height, "o", color=colours[height])
             label = {"textcoords": "offset points", "xytext": (6, -3), "fontsize": "small"}
-            accuracy.annotate(f"{row.accuracy:.1%}", (row.accuracy, place), **label)
+            accuracy.annotate(f"{row.accuracy:.1%}", (row.accuracy, height), **label)
     price.set_title("dollars per million tokens\nat the load of the trace", fontsize="small")
     load.set_title("requests/s per replica\nat the largest load", fontsize="small")
     accuracy.set_title("accuracy\nat the load of the trace", fontsize="small")

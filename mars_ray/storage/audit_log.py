@@ -116,8 +116,8 @@ class AuditLog:
         if self._folder is None:
             return AuditPage((), has_more=False)
         with store_errors(self._folder, RunError, "Cannot read", "Try again later."):
-            found = list(islice(_newest_first(self._folder, after), limit + 1))
-        return AuditPage(tuple(AuditEvent(**json.loads(line)) for line in found[:limit]), has_more=len(found) > limit)
+            newest = list(islice(_newest_first(self._folder, after), limit + 1))
+        return AuditPage(tuple(AuditEvent(**json.loads(line)) for line in newest[:limit]), has_more=len(newest) > limit)
 
     def _next_id(self) -> str:
         self._last_ms = max(round(self._clock() * 1000), self._last_ms)  # ids rise although the clock may jump back

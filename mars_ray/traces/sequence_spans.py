@@ -14,15 +14,15 @@ def add_sequence_spans(tracer: Tracer, parent: Context, sequence: EndedSequence,
     """Add the spans of a sequence that has ended. `prompt` is the index of its prompt in the request."""
     decode_unix_s = sequence.ended_unix_s - sequence.decode_s
     read_unix_s = decode_unix_s - sequence.prefill_s
-    place = {"mars_ray.prompt": prompt, "mars_ray.sequence": sequence.index}
-    queue = tracer.start("queue", read_unix_s - sequence.queued_s, parent=parent, attributes=place)
+    attributes = {"mars_ray.prompt": prompt, "mars_ray.sequence": sequence.index}
+    queue = tracer.start("queue", read_unix_s - sequence.queued_s, parent=parent, attributes=attributes)
     queue.end(nanoseconds(read_unix_s))
     read = tracer.start(
         "read",
         read_unix_s,
         parent=parent,
         attributes={
-            **place,
+            **attributes,
             "gen_ai.usage.input_tokens": sequence.prompt_tokens,
             "gen_ai.usage.cache_read.input_tokens": sequence.cached_tokens,
         },
@@ -33,7 +33,7 @@ def add_sequence_spans(tracer: Tracer, parent: Context, sequence: EndedSequence,
         decode_unix_s,
         parent=parent,
         attributes={
-            **place,
+            **attributes,
             "gen_ai.usage.output_tokens": sequence.tokens,
             "gen_ai.response.finish_reasons": (sequence.reason,),
             "mars_ray.steps": sequence.forwards,

@@ -71,33 +71,33 @@ class VllmSettings(BaseModel):
         return draft_positions(self.block)
 
     @classmethod
-    def complete(cls, given: Any, folder: Path, vocab_size: int) -> Self:
+    def complete(cls, additional: Any, folder: Path, vocab_size: int) -> Self:
         """Return the settings for the checkpoint in `folder`. The card of the checkpoint, or else that of the adapter,
         has the block, and the card of the checkpoint has the mask token.
 
         Raises `ModelError` without a usable card, `AdapterError` for an adapter of another model, and `ConfigError` for
         wrong settings.
         """
-        if not isinstance(given, dict):
+        if not isinstance(additional, dict):
             raise ConfigError(
-                f"additional_config {KEY} is {given!r}; it must be an object such as {{'threshold': 0.95}}."
+                f"additional_config {KEY} is {additional!r}; it must be an object such as {{'threshold': 0.95}}."
             )
-        if given.get("adapter") is None:
+        if additional.get("adapter") is None:
             block, mask_id = _of_checkpoint(folder, vocab_size)
             adapter = None
         else:
-            adapter, block = _of_adapter(given["adapter"], folder)
+            adapter, block = _of_adapter(additional["adapter"], folder)
             mask_id = vocab_size
-        settings = cls.read({"block": block, **given, "adapter": adapter, "mask_id": mask_id})
+        settings = cls.read({"block": block, **additional, "adapter": adapter, "mask_id": mask_id})
         if settings.block > block:
             raise ConfigError(f"block is {settings.block}; the model was trained with {block}, so choose 2 to {block}.")
         return settings
 
     @classmethod
-    def read(cls, given: Any) -> Self:
+    def read(cls, additional: Any) -> Self:
         """Return completed settings. Raises `ConfigError` for wrong ones."""
         try:
-            return cls.model_validate(given)
+            return cls.model_validate(additional)
         except ValidationError as error:
             problem = error.errors()[0]
             name = ".".join(map(str, (KEY, *problem["loc"])))

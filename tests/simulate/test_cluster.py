@@ -148,7 +148,7 @@ def test_overload_lowers_the_threshold_and_it_comes_back() -> None:
 def test_what_ships_lowers_its_threshold_on_an_overloaded_gpu_and_returns_to_lossless_answers() -> None:
     plan = parse_config({}).plan(resolve_model("bundled"))
     bounds = bounds_of(plan, [])[STANDARD]
-    assert (bounds.ceiling, bounds.floor, bounds.asked) == (1.0, 0.95, 0.9)
+    assert (bounds.ceiling, bounds.floor, bounds.operator_floor) == (1.0, 0.95, 0.9)
     # On the measured machine, a lower threshold gains too little to pay for the accuracy.
     gpu = open_machine("l4/qwen2.5-7b", resolve_model("bundled")).model_copy(update={"max_num_seqs": 16})
     arrivals = poisson(4, 30) + [Arrival(30 + each.arrival_s, *each[1:]) for each in poisson(60, 40)]

@@ -64,7 +64,7 @@ def _resources(resources: dict[str, float]) -> NodeResources:
 def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSettings:
     """Return the settings of the decoders for a plan. The model and adapter folders must be on this node."""
     return PoolSettings(
-        places=tuple((place, engines.spec(place.threads)) for place in places),
+        places=tuple((placement, engines.spec(placement.threads)) for placement in places),
         model=share_folder(engines.model.folder),
         adapter=None if engines.adapter is None else share_folder(engines.adapter),
         control=engines.control,
@@ -81,12 +81,12 @@ def start_decoders(settings: PoolSettings, app: str) -> dict[str, Any]:
 
     actor = ray.remote(max_restarts=-1, num_gpus=settings.gpus)(Decoder)
     decoders = {}
-    for place, spec in settings.places:
+    for placement, spec in settings.places:
         name = f"decoder:{app}:{uuid4().hex}"
         # The node is only a preference, because another job may have taken its CPUs.
-        node = NodeAffinitySchedulingStrategy(place.node, soft=True, _spill_on_unavailable=True)
+        node = NodeAffinitySchedulingStrategy(placement.node, soft=True, _spill_on_unavailable=True)
         decoders[name] = actor.options(
-            name=name, namespace=NAMESPACE, num_cpus=place.cpus, scheduling_strategy=node
+            name=name, namespace=NAMESPACE, num_cpus=placement.cpus, scheduling_strategy=node
         ).remote(spec, settings.model, settings.adapter, settings.control, app)
         decoders[name].start.remote()
     return decoders

@@ -131,7 +131,7 @@ def from_table(table: pa.Table) -> list[RowResult]:
     columns = {name: table[name].to_pylist() for name in RowResult._fields}
     for name in ("records", "tokens", "forwards"):
         columns[name] = list(map(tuple, columns[name]))
-    columns["sequences"] = [tuple(EndedSequence(**each) for each in row) for row in columns["sequences"]]
+    columns["sequences"] = [tuple(EndedSequence(**fields) for fields in row) for row in columns["sequences"]]
     return list(map(RowResult._make, zip(*columns.values(), strict=True)))
 
 

@@ -12,6 +12,7 @@ from opentelemetry.trace import Link, Status, StatusCode
 
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.rows.row_tables import RowResult
+from mars_ray.traces.engine_call import EndedSequence
 from mars_ray.traces.sequence_spans import MAX_SEQUENCES, add_sequence_spans
 from mars_ray.traces.tracer import Tracer, in_context, nanoseconds
 
@@ -29,10 +30,7 @@ class JobSpans:
         """Add the spans of a row that has a result now. A row begins when its first sequence is queued."""
         sequences = result.sequences
         ended_unix_s = max((sequence.ended_unix_s for sequence in sequences), default=self._clock())
-        began_unix_s = min(
-            (each.ended_unix_s - each.decode_s - each.prefill_s - each.queued_s for each in sequences),
-            default=ended_unix_s,
-        )
+        began_unix_s = min(map(_queued_unix_s, sequences), default=ended_unix_s)
         attributes = {"mars_ray.row": result.key.hex(), "mars_ray.worker": result.worker}
         span = self._tracer.start("row", began_unix_s, attributes=attributes, links=self._links)
         if span.is_recording():
@@ -55,3 +53,7 @@ class JobSpans:
         )
         self._span.end(nanoseconds(self._clock()))
         self._tracer.close()
+
+
+def _queued_unix_s(sequence: EndedSequence) -> float:
+    return sequence.ended_unix_s - sequence.decode_s - sequence.prefill_s - sequence.queued_s

@@ -171,7 +171,7 @@ class Controller:
                     name=name,
                     threshold=decision.threshold,
                     floor=self._bounds[name].floor,
-                    floor_asked=self._bounds[name].asked,
+                    floor_asked=self._bounds[name].operator_floor,
                     floor_reason=self._bounds[name].floor_reason,
                     ceiling=self._bounds[name].ceiling,
                     reason=decision.reason,

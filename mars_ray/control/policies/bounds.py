@@ -27,7 +27,7 @@ class Bounds:
 
     floor: float
     ceiling: float
-    asked: float
+    operator_floor: float
     """The floor that the operator set."""
     floor_reason: str = ""
     """Reason for a floor above the one that the operator set; otherwise empty."""
@@ -72,7 +72,7 @@ def describe_bounds(name: str, bounds: Bounds) -> str:
         range_text = f"threshold {bounds.ceiling:g}, whatever the load"
     else:
         range_text = f"thresholds from {bounds.ceiling:g} down to {bounds.floor:g}, depending on load"
-    reason = f"its floor is {bounds.asked:g}"
+    reason = f"its floor is {bounds.operator_floor:g}"
     if bounds.floor_reason:
         reason = f"{bounds.floor_reason} ({reason})"
     return f"class {name}: {range_text}; no lower, because {reason}"

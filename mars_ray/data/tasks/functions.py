@@ -22,7 +22,7 @@ class Parameter:
     """Names that it can have in a schema."""
     values: Sequence[Value]
     schema: Mapping[str, Any]
-    said: Mapping[Value, str] = field(default_factory=dict)
+    spoken: Mapping[Value, str] = field(default_factory=dict)
     """Words of a request that stand for a boolean."""
 
 
@@ -38,8 +38,8 @@ def _number(names: str, values: range) -> Parameter:
     return Parameter(names=words(names), values=values, schema={"type": "integer"})
 
 
-def _switch(names: str, said: Mapping[Value, str]) -> Parameter:
-    return Parameter(names=words(names), values=tuple(said), schema={"type": "boolean"}, said=said)
+def _switch(names: str, spoken: Mapping[Value, str]) -> Parameter:
+    return Parameter(names=words(names), values=tuple(spoken), schema={"type": "boolean"}, spoken=spoken)
 
 
 PARAMETERS: Mapping[str, Parameter] = MappingProxyType(

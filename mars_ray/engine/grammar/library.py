@@ -108,9 +108,9 @@ def _in_lark(text: str, reason: str) -> tuple[str, str]:
 
     A comment before a rule names the part of the request that the rule comes from.
     """
-    place = re.match(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?", reason)
-    if place is None:
+    position = re.match(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?", reason)
+    if position is None:
         return "the grammar of the answer", reason
-    line_before = text.splitlines()[int(place[1]) - 2]
+    line_before = text.splitlines()[int(position[1]) - 2]
     subject = line_before.removeprefix("// ") if line_before.startswith("// ") else "the grammar of the answer"
-    return subject, re.split(r"\n +\d+ \| ", reason[place.end() :])[0]
+    return subject, re.split(r"\n +\d+ \| ", reason[position.end() :])[0]

@@ -54,6 +54,6 @@ def _run(compiler: str, *arguments: str) -> None:
     except OSError as error:
         raise KernelError(f"{compiler} cannot be run: {error.strerror}.") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        reason = next((line for line in said if "error" in line), said[-1])
+        output = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        reason = next((line for line in output if "error" in line), output[-1])
         raise KernelError(f"{compiler} cannot compile the kernels: {reason}")

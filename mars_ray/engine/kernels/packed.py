@@ -215,5 +215,5 @@ def _pack_int4(weight: Tensor, columns: int) -> Tensor:
     blocks = number.view(-1, 2, columns // 2, number.shape[1], GROUP // 4, 4)
     nibbles = blocks[:, 0] | blocks[:, 1] << 4  # [N / C, C / 2, G, 16, 4]
     steps = nibbles.permute(0, 2, 3, 1, 4).flatten(2)
-    halves = [_of_groups(each[..., half], columns) for each in (multiplier, offset) for half in (0, 1)]
+    halves = [_of_groups(values[..., half], columns) for values in (multiplier, offset) for half in (0, 1)]
     return torch.cat([steps, _of_groups(scale, columns), *halves], dim=2).contiguous()

@@ -160,7 +160,7 @@ class Scheduler:
         near = any(priority > highest and self._clock() - ran_s < NEAR_S for priority, ran_s in self._ran_s.items())
         if near and not ordered and self._admit(masks_for, highest):
             ordered = [self.running[-1]]
-        leading = ordered[:1] if near else [each for each in ordered if self._priority(each) == highest]
+        leading = ordered[:1] if near else [sequence for sequence in ordered if self._priority(sequence) == highest]
         batch: list[ScheduledSequence] = []
         for sequence in leading:
             pending = sequence.num_pending_tokens
@@ -203,12 +203,12 @@ class Scheduler:
         slowdown: float,
     ) -> list[ScheduledSequence]:
         """Return how the running sequences `lower`, and waiting ones, of lower priority join the step `batch`."""
-        decoding = [each for each in lower if each.num_pending_tokens <= DECODE_TOKENS]
-        joining = [_scheduled(each, each.num_pending_tokens, masks_for) for each in decoding]
+        decoding = [sequence for sequence in lower if sequence.num_pending_tokens <= DECODE_TOKENS]
+        joining = [_scheduled(sequence, sequence.num_pending_tokens, masks_for) for sequence in decoding]
         del joining[_largest(len(joining), lambda count: self._fits(batch, joining[:count], slowdown)) :]
         if len(joining) < len(decoding):
             return joining
-        prompts = deque(each for each in lower if each.num_pending_tokens > DECODE_TOKENS)
+        prompts = deque(sequence for sequence in lower if sequence.num_pending_tokens > DECODE_TOKENS)
         while prompts or (budget.tokens > 0 and self._admit(masks_for, None)):
             sequence = prompts.popleft() if prompts else self.running[-1]
             wanted = budget.take(sequence)
@@ -260,7 +260,7 @@ class Scheduler:
             self._slots.narrow(length)
         self._slots.widen(length)
         # A sequence of lower priority may pause, so the head does not wait for the prefix that it reads.
-        pausing = [each for each in self.running if self._priority(each) < self._priority(head)]
+        pausing = [sequence for sequence in self.running if self._priority(sequence) < self._priority(head)]
         held, soon = self._slots.shared_prefix(head, pausing)
         if soon - held >= WORTH_WAITING_TOKENS:
             return False

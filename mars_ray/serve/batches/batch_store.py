@@ -163,14 +163,14 @@ class BatchStore:
     def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Return up to `limit` batches that were created before the batch `after`, newest first, and whether more
         follow."""
-        found: list[Batch] = []
+        batches: list[Batch] = []
         for name in ordered(names_in(self._folders.batches(owner)), after, "desc"):
             batch = self._read(owner, name)
             if batch is not None:
-                if len(found) == limit:
-                    return found, True
-                found.append(batch)
-        return found, False
+                if len(batches) == limit:
+                    return batches, True
+                batches.append(batch)
+        return batches, False
 
     def uses(self, owner: str, file_id: str) -> str | None:
         """Return the id of a batch that has not ended and reads a file, or None."""
@@ -182,13 +182,13 @@ class BatchStore:
 
     def unfinished(self) -> list[StoredBatch]:
         """Return the batches of all owners that have not ended, earliest deadline first. Damaged ones are left out."""
-        found: list[StoredBatch] = []
+        batches: list[StoredBatch] = []
         all_owners = self._folders.unfinished_of_all
         for owner in owners_in(all_owners):
             for id in names_in(all_owners / owner):
                 if is_id(id, BATCH) and (batch := self._stored(owner, id)) is not None:
-                    found.append(batch)
-        return sorted(found, key=lambda batch: batch.expires_at)
+                    batches.append(batch)
+        return sorted(batches, key=lambda batch: batch.expires_at)
 
     def folder(self, batch: StoredBatch) -> AnyPath:
         """Return the folder of a batch."""

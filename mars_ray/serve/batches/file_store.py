@@ -170,14 +170,14 @@ class FileStore:
         self, owner: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], purpose: str | None = None
     ) -> tuple[list[FileObject], bool]:
         """Return up to `limit` files after the file `after`, and whether more follow."""
-        found: list[FileObject] = []
+        files: list[FileObject] = []
         for name in ordered(names_in(self._folders.files(owner)), after, order):
             file = self._read(owner, name)
             if file is not None and purpose in (None, file.purpose):
-                if len(found) == limit:
-                    return found, True
-                found.append(file)
-        return found, False
+                if len(files) == limit:
+                    return files, True
+                files.append(file)
+        return files, False
 
     def bytes_of_all(self) -> int:
         """Return the bytes of the files of all owners, uploads that have not ended included."""

@@ -138,13 +138,13 @@ class BatchRunner:
 
     def _to_end(self, waiting: list[StoredBatch], room: int) -> list[StoredBatch]:
         """Return up to `room` batches that have only to end."""
-        found: list[StoredBatch] = []
+        ended: list[StoredBatch] = []
         for batch in waiting:
-            if len(found) == room:
+            if len(ended) == room:
                 break
             if batch.expires_at <= self._tools.unix_clock() or self._tools.batches.is_cancelled(batch):
-                found.append(batch)
-        return found
+                ended.append(batch)
+        return ended
 
     def _start(self, batch: StoredBatch) -> None:
         run = BatchRun(batch, self._tools)

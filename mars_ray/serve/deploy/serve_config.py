@@ -97,7 +97,8 @@ class ServeConfig(ModelSettings):
     def check_classes(self, name: str, model: AddedModel) -> None:
         """Raise a `ValueError` if a model lacks a class of the endpoint, because a key may name each of them."""
         own = [service_class.name for service_class in self.classes]
-        if "classes" in model.model_fields_set and sorted(each.name for each in model.classes) != sorted(own):
+        names = [service_class.name for service_class in model.classes]
+        if "classes" in model.model_fields_set and sorted(names) != sorted(own):
             raise ValueError(f"models.{name}.classes: name the classes of the endpoint: {', '.join(own)}")
 
     def of_model(self, name: str, model: AddedModel) -> "ServeConfig":

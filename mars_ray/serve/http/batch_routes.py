@@ -101,8 +101,8 @@ def _add_file_routes(routes: APIRouter, stores: Stores | None) -> None:
 
     @routes.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> DeletedFile:
-        found = _needed(stores)
-        await asyncio.to_thread(_delete, found, _owner(request), file_id)
+        stores_in_use = _needed(stores)
+        await asyncio.to_thread(_delete, stores_in_use, _owner(request), file_id)
         return DeletedFile(id=file_id)
 
 

@@ -48,7 +48,7 @@ class CanaryObserver:
         """Count an answer, and compare it unless a comparison runs or the other version has fewer."""
         seen = self._versions[number]
         seen.answers += 1
-        behind = seen.compared <= min(each.compared for each in self._versions.values())
+        behind = seen.compared <= min(version.compared for version in self._versions.values())
         if tokens and behind and (self._comparing is None or self._comparing.done()):
             seen.compared += 1
             self._comparing = asyncio.create_task(self._compare(seen, request, tokens))

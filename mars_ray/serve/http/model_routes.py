@@ -164,5 +164,5 @@ async def _list(models: ServedModels) -> ModelObjectList:
 
 def _adapters(directory: Directory, name: str) -> dict[str, Any]:
     adapters = directory.adapters.get(name, ())
-    access = {each: directory.access[each] for each in (name, *adapters) if each in directory.access}
+    access = {used: directory.access[used] for used in (name, *adapters) if used in directory.access}
     return {"adapters": adapters, "access": access}

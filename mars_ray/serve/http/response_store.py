@@ -165,9 +165,9 @@ class ResponseStore:
         with self._transaction():
             while wanted is not None:
                 columns = "previous, input, json_extract(response, '$.output')"
-                wanted, given, output = self._row(columns, owner, wanted)
-                turns.append(Turn(given, output))
-                room -= len(given.encode()) + len(output.encode())
+                wanted, input_items, output = self._row(columns, owner, wanted)
+                turns.append(Turn(input_items, output))
+                room -= len(input_items.encode()) + len(output.encode())
                 if room < 0 or len(turns) > self._bounds.chain:
                     raise RequestError(
                         f"the conversation that ends with {id[:ID_CHARS]!r} is too long to continue: it has more than "

@@ -121,8 +121,8 @@ class ServedModels:
                 if following:
                     following.cancel()
                     await asyncio.gather(following, return_exceptions=True)
-                for each in self._running.values():
-                    await each.ends.aclose()
+                for version in self._running.values():
+                    await version.ends.aclose()
 
     async def find(self, name: str | None, account: str) -> Endpoint:
         """Return the endpoint that answers a request for a model or adapter; None means the main model.
@@ -131,15 +131,15 @@ class ServedModels:
         use, and a 503 if the model is not ready in time.
         """
         main = await self.main.model_info()
-        asked = main.name if name is None else name
-        if self._directory.allows(asked, account):
-            if main.by_name(asked):
+        wanted = main.name if name is None else name
+        if self._directory.allows(wanted, account):
+            if main.by_name(wanted):
                 return self.main
-            await self._first_directory(asked)
-            if model := self._model(asked):
+            await self._first_directory(wanted)
+            if model := self._model(wanted):
                 return await self._ready(model.name)
         names = ", ".join(repr(info.name) for info in await self.infos(account))
-        message = f"the model {asked[:80]!r} does not exist here. Available: {names}."
+        message = f"the model {wanted[:80]!r} does not exist here. Available: {names}."
         raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
 
     async def infos(self, account: str) -> list[ModelInfo]:
@@ -151,15 +151,15 @@ class ServedModels:
                 self._infos[model.name] = await clients.endpoint.model_info()
         known = [self._infos[model.name] for model in self._directory.models if model.name in self._infos]
         return [
-            each
+            served
             for info in (main, *known)
             for name in (None, *info.served_names, *info.adapters)
-            if (each := info.by_name(name)) and self._directory.allows(each.name, account)
+            if (served := info.by_name(name)) and self._directory.allows(served.name, account)
         ]
 
     def endpoints(self) -> list[Endpoint]:
         """Return the endpoints of all versions of all models."""
-        running = [each.clients.endpoint for name, each in self._running.items() if name not in self._leaving]
+        running = [version.clients.endpoint for name, version in self._running.items() if name not in self._leaving]
         return [self.main, *running]
 
     def control(self, name: str | None) -> ControlClient:
@@ -250,7 +250,7 @@ class ServedModels:
         async with self._applying:
             await self._end_unused()
             # Until nobody uses the engines of a version that left, say that its directory is not in use yet.
-            revision = min([self._directory.revision, *(each.revision - 1 for each in self._leaving.values())])
+            revision = min([self._directory.revision, *(version.revision - 1 for version in self._leaving.values())])
             directory = await self.link.follow(self._gateway, revision, self._idle_s())
             versions = [version for model in self._directory.models for version in model.versions]
             if directory or any(version.application not in self._running for version in versions):
@@ -274,7 +274,7 @@ class ServedModels:
     async def _apply(self, directory: Directory) -> None:
         """Make the endpoints of new versions, then use the directory, then end those of old versions."""
         versions = {version.application: version for model in directory.models for version in model.versions}
-        await asyncio.gather(*(self._start(each) for name, each in versions.items() if name not in self._running))
+        await asyncio.gather(*(self._start(version) for name, version in versions.items() if name not in self._running))
         self._set_adapters(directory)
         self._set_canaries(directory)
         async with self._changed:

@@ -227,8 +227,8 @@ def _parse(source: str, data: bytes, form: Form) -> KeyTable:
     return KeyTable(source, keys, accounts)
 
 
-def parse_entry(kind: type[E], entry: object, place: str) -> E:
-    """Return an entry as an object. Raises a `ConfigError` that names the place, the field and the value."""
+def parse_entry(kind: type[E], entry: object, location: str) -> E:
+    """Return an entry as an object. Raises a `ConfigError` that names the location, the field and the value."""
     try:
         return kind.model_validate(entry)
     except ValidationError as error:
@@ -238,7 +238,7 @@ def parse_entry(kind: type[E], entry: object, place: str) -> E:
             problem = f"{field} is {'missing' if first['type'] == 'missing' else 'not a field here'}"
         else:
             problem = f"{field} is {_shown(first['input'])}: {first['msg']}"
-        raise ConfigError(f"{place}: {problem}. Correct or remove the entry.") from None
+        raise ConfigError(f"{location}: {problem}. Correct or remove the entry.") from None
 
 
 def _shown(value: object) -> str:

@@ -82,8 +82,8 @@ class Callers:
         await self._keys.refresh()
         now = self._keys.now()
         return any(
-            found.name == key and found.holder == account and (found.expires is None or found.expires > now)
-            for found in self._keys.table.keys
+            entry.name == key and entry.holder == account and (entry.expires is None or entry.expires > now)
+            for entry in self._keys.table.keys
         )
 
     async def limits_of(self, key: str, account: str) -> Mapping[str, UsageLimits]:
@@ -91,7 +91,7 @@ class Callers:
         if self._keys is None:
             return {}
         await self._keys.refresh()
-        own = next((found.limits for found in self._keys.table.keys if found.name == key), UsageLimits())
+        own = next((entry.limits for entry in self._keys.table.keys if entry.name == key), UsageLimits())
         return _limits({f"key:{key}": own, f"account:{account}": self._account(account).limits})
 
     def _by_key(self, presented: str) -> Caller | None:
@@ -171,9 +171,9 @@ class Callers:
 
     def _class(self, claims: Mapping[str, Any], names: OidcClaims, account: Account) -> str | None:
         claimed = _texts(claims, names.service_class) if names.service_class else []
-        found = claimed or ([account.service_class] if account.service_class else [])
-        known = [name for name in found if self._has_class(name)]
-        if found and not known:
+        candidates = claimed or ([account.service_class] if account.service_class else [])
+        known = [name for name in candidates if self._has_class(name)]
+        if candidates and not known:
             raise _forbidden("The token or its account names no class of this endpoint.")
         return known[0] if known else None
 

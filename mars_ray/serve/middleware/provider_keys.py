@@ -125,10 +125,10 @@ class ProviderKeys:
 
     async def _discover(self, client: httpx2.AsyncClient) -> str:
         url = f"{self._settings.issuer.rstrip('/')}/.well-known/openid-configuration"
-        found = await _get(client, url)
-        if found.get("issuer") != self._settings.issuer:
-            raise ValueError(f"{url} is about the issuer {str(found.get('issuer'))[:200]!r}")
-        jwks_url = found.get("jwks_uri")
+        metadata = await _get(client, url)
+        if metadata.get("issuer") != self._settings.issuer:
+            raise ValueError(f"{url} is about the issuer {str(metadata.get('issuer'))[:200]!r}")
+        jwks_url = metadata.get("jwks_uri")
         if not isinstance(jwks_url, str) or not is_safe(jwks_url):
             raise ValueError(f"{url} names no jwks_uri with https://")
         return jwks_url

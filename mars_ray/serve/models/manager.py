@@ -103,9 +103,9 @@ class ModelManager:
 
     def report(self, name: str, reports: Sequence[CanaryReport]) -> None:
         """Take what a gateway measured of the versions of a model."""
-        for each in reports:
+        for report in reports:
             if judge := self._judges.get(name):
-                judge.add(each)
+                judge.add(report)
 
     # What operators do.
 
@@ -186,7 +186,7 @@ class ModelManager:
                 self._save(self.registry.with_sleep(name, True))
 
     def _may_sleep(self, name: str, model: RegisteredModel) -> bool:
-        ready = any(each.name == name and each.state == "ready" for each in self._directory.models)
+        ready = any(served.name == name and served.state == "ready" for served in self._directory.models)
         return ready and not model.asleep and model.candidate is None
 
     def _used(self, name: str) -> float:
@@ -232,13 +232,13 @@ class ModelManager:
             for version in _versions(model):
                 self._sizes.setdefault(self._application(version), self._bytes(version.settings))
         # Engines that are being deleted still have their memory.
-        if needed + sum(self._sizes.get(each, 0) for each in states) <= bound:
+        if needed + sum(self._sizes.get(application, 0) for application in states) <= bound:
             return True
         now_s = self._clock()
         idle = [
-            (self._used(each), each)
-            for each, model in self.registry.models.items()
-            if each != name and self._may_sleep(each, model) and now_s - self._used(each) > 0
+            (self._used(candidate), candidate)
+            for candidate, model in self.registry.models.items()
+            if candidate != name and self._may_sleep(candidate, model) and now_s - self._used(candidate) > 0
         ]
         if idle and needed <= bound:
             self._save(self.registry.with_sleep(min(idle)[1], True))
@@ -259,14 +259,14 @@ class ModelManager:
     # The directory.
 
     def _publish(self, states: Mapping[str, ApplicationState]) -> None:
-        found = Directory(
+        directory = Directory(
             revision=self._directory.revision,
             models=tuple(self._served(name, model, states) for name, model in self.registry.models.items()),
             adapters={name: tuple(adapters) for name, adapters in self.registry.adapters.items()},
             access=dict(self.registry.access),
         )
-        if found != self._directory:
-            self._directory = replace(found, revision=self._directory.revision + 1)
+        if directory != self._directory:
+            self._directory = replace(directory, revision=self._directory.revision + 1)
 
     def _served(self, name: str, model: RegisteredModel, states: Mapping[str, ApplicationState]) -> ServedModel:
         current, failure = self._state(model.current, states)
@@ -278,7 +278,7 @@ class ModelManager:
             state = "failed"
         elif current.status == "running":
             state = "ready"
-        running = [each for each in _versions(model) if self._state(each, states)[0].status == "running"]
+        running = [version for version in _versions(model) if self._state(version, states)[0].status == "running"]
         new = model.candidate
         share = new.canary.share if new and new.version in running else 0.0
         versions = tuple(

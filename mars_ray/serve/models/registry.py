@@ -135,7 +135,7 @@ class Registry(_Frozen):
         if name not in self.adapters[model]:
             self._check_free([name])
         adapters = {**self.adapters, model: {**self.adapters[model], name: folder}}
-        access = {each: allowed for each, allowed in self.access.items() if each != name}
+        access = {served_name: allowed for served_name, allowed in self.access.items() if served_name != name}
         if accounts is not None:
             access[name] = accounts
         return self.model_copy(update={"adapters": adapters, "access": access})
@@ -149,12 +149,12 @@ class Registry(_Frozen):
         if model := models.pop(name, None):
             gone |= {*model.current.settings.served_model_names, *adapters.pop(name)}
         else:
-            owner = next((each for each, named in adapters.items() if name in named), None)
+            owner = next((base for base, named in adapters.items() if name in named), None)
             if owner is None:
-                known = [*self.models, *(each for named in self.adapters.values() for each in named)]
+                known = [*self.models, *(adapter for named in self.adapters.values() for adapter in named)]
                 raise self._unknown(name, known)
-            adapters[owner] = {each: folder for each, folder in adapters[owner].items() if each != name}
-        access = {each: accounts for each, accounts in self.access.items() if each not in gone}
+            adapters[owner] = {adapter: folder for adapter, folder in adapters[owner].items() if adapter != name}
+        access = {served_name: accounts for served_name, accounts in self.access.items() if served_name not in gone}
         return self.model_copy(update={"models": models, "adapters": adapters, "access": access})
 
     def promoted(self, name: str, note: str) -> "Registry":
@@ -163,9 +163,9 @@ class Registry(_Frozen):
         settings = candidate.version.settings
         changed = RegisteredModel(current=candidate.version, note=note)
         access = {
-            each: accounts
-            for each, accounts in self.access.items()
-            if each not in self.models[name].current.settings.access
+            served_name: accounts
+            for served_name, accounts in self.access.items()
+            if served_name not in self.models[name].current.settings.access
         }
         return self._set(name, changed).model_copy(
             update={

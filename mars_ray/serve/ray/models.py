@@ -136,13 +136,13 @@ class RayApplications:
 
     def states(self) -> dict[str, ApplicationState]:
         """Return the state of each application by name."""
-        found = {}
+        states = {}
         for name, application in serve.status().applications.items():
             if name.startswith(self._prefix):
-                messages = [each.message for each in application.deployments.values() if each.message]
+                messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
                 message = " ".join((messages or [application.message])[0].split())
-                found[name] = ApplicationState(_STATUS[application.status], message)
-        return found
+                states[name] = ApplicationState(_STATUS[application.status], message)
+        return states
 
     def deploy(self, name: str, config: ServeConfig, settings: AddedModel) -> None:
         """Begin to deploy the engines of a model. Raises `MarsRayError`."""

@@ -109,7 +109,8 @@ def run(schema: ServeDeploySchema) -> None:
                 _say("stopping: running requests may finish; repeat the signal to stop at once", started_s)
                 delete_application(name)
                 _wait_until_gone(name)
-                for application in [each for each in serve.status().applications if each.startswith(further)]:
+                others = [other for other in serve.status().applications if other.startswith(further)]
+                for application in others:
                     delete_application(application)
                     _wait_until_gone(application)
                 remove_controllers(name)

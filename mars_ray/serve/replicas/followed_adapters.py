@@ -63,8 +63,8 @@ class FollowedAdapters:
         folders: dict[str, Path] = {}
         for name, value in adapters.items():
             try:
-                found = await asyncio.to_thread(resolve_adapters, None, {name: value})
-                folders[name] = found[name]
+                resolved = await asyncio.to_thread(resolve_adapters, None, {name: value})
+                folders[name] = resolved[name]
             except AdapterError as error:
                 self._keep(name, error, folders)
         while True:

@@ -186,9 +186,9 @@ class VllmEngine:
         if len(self._running) < self.limits.max_num_seqs:
             return True
         lower = [
-            each
-            for each in self._running.values()
-            if self._priority(each) < self._priority(head) and resume_obstacle(each.request.sampling) is None
+            sequence
+            for sequence in self._running.values()
+            if self._priority(sequence) < self._priority(head) and resume_obstacle(sequence.request.sampling) is None
         ]
         if not lower:
             return False

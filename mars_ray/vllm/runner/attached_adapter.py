@@ -99,7 +99,7 @@ def _fused(lora: GatedLoRA, network: nn.Module) -> dict[str, list[str]]:
     for name in lora.factors:
         parent, _, part = name.rpartition(".")
         whole, parts = layer_of.get(part, (part, [part]))
-        fused[f"{parent}.{whole}"] = [f"{parent}.{each}" for each in parts]
+        fused[f"{parent}.{whole}"] = [f"{parent}.{part}" for part in parts]
     return fused
 
 

@@ -17,8 +17,8 @@ class MarsModelConfig(VerifyAndUpdateConfig):
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
         """Read the card, refuse what MARS cannot do, and put our scheduler and worker extension in place."""
         model = vllm_config.model_config
-        given = vllm_config.additional_config.get(KEY, {})
-        settings = VllmSettings.complete(given, Path(model.model), model.get_vocab_size())
+        additional = vllm_config.additional_config.get(KEY, {})
+        settings = VllmSettings.complete(additional, Path(model.model), model.get_vocab_size())
         check_start(vllm_config, settings)
         vllm_config.additional_config[KEY] = settings.model_dump()
         # Draft positions without a speculator. vLLM takes a model for a diffusion model by its config.json only.

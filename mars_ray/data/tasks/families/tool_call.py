@@ -101,10 +101,10 @@ def _request(function: CatalogFunction, rng: random.Random) -> tuple[str, dict[s
     drawn = {key: rng.choice(PARAMETERS[key].values) for key in function.parameters}
     request = rng.choice(function.requests)
     values = {key: value for key, value in drawn.items() if "{" + key + "}" in request}
-    said = {key: PARAMETERS[key].said.get(value, value) for key, value in values.items()}
+    spoken = {key: PARAMETERS[key].spoken.get(value, value) for key, value in values.items()}
     wrapper = rng.choice(_WRAPPERS)
     name = rng.choice(FIRST_NAMES)
-    return wrapper.format(request=request.format(**said), name=name, city=rng.choice(CITIES)), values
+    return wrapper.format(request=request.format(**spoken), name=name, city=rng.choice(CITIES)), values
 
 
 def _call(function: CatalogFunction, tool: Tool, values: Mapping[str, Value]) -> str:
