@@ -20,9 +20,9 @@ from typing import Any
 
 import openai
 
+from mars_ray.chat.call_format import CALL_FORMATS
 from mars_ray.data.tasks import FAMILIES, TaskExample, examples, is_right_answer
 from mars_ray.measure import machine
-from mars_ray.openai_api.call_format import CALL_FORMATS
 from mars_ray.program import run_program
 
 TASK = "tool_call"

@@ -104,7 +104,15 @@ class ReportError(InputError):
 
 
 class RequestError(InputError):
-    """A request to the engine is not usable: a value is unknown, out of range or beyond a limit."""
+    """A request to the engine is not usable: a value is unknown, out of range or beyond a limit.
+
+    `param` is the field that the error is about, and `code` its kind, both as in OpenAI's errors.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 class PromptTooLongError(RequestError):

@@ -25,9 +25,11 @@ import torch
 from transformers.utils import logging
 
 from mars_ray.adapter.card import read_adapter_card
+from mars_ray.chat.conversation import read_messages
+from mars_ray.data.prompt_file import raw_messages
 from mars_ray.data.record_file import check_source, read_records
-from mars_ray.data.records import Message, parse_messages, parse_object
-from mars_ray.errors import BadRecordError
+from mars_ray.data.records import Message, parse_object
+from mars_ray.errors import BadRecordError, RequestError
 from mars_ray.evaluation.calibration.calibrate import CalibrateOptions, calibrate
 from mars_ray.evaluation.calibration.curve import print_curve
 from mars_ray.evaluation.run.options import EvaluateOptions
@@ -167,9 +169,9 @@ def questions(source: Path) -> Iterator[Sequence[Message]]:
     for chunk in read_records(source, RECORDS_AT_ONCE):
         for raw in chunk:
             try:
-                fields = parse_object(raw)
-                messages = parse_messages(fields.get("messages") or [{"role": "user", "content": fields.get("prompt")}])
-            except BadRecordError:
+                name, value = raw_messages(parse_object(raw))
+                messages = read_messages(value, name, answered=False)
+            except (BadRecordError, RequestError):
                 continue
             prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
             if prompt and prompt[-1]["content"].strip():

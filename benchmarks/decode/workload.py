@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from benchmarks.decode.script import autoregressive_outputs
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.prompt_file import messages_of
+from mars_ray.data.prompt_file import prompt_of
 from mars_ray.data.records import Message
 from mars_ray.errors import ConfigError
 from mars_ray.model.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ def _spread(requests: int, random_source: random.Random) -> list[list[Message]]:
     lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     by_family: dict[str, list[list[Message]]] = defaultdict(list)
     for row in map(json.loads, lines):
-        by_family[row["family"]].append(messages_of(row))
+        by_family[row["family"]].append(prompt_of(row))
     if not 1 <= requests <= len(lines):
         raise ConfigError(f"requests is {requests}; it must be in 1..{len(lines)}, the number of bundled prompts.")
     for prompts in by_family.values():

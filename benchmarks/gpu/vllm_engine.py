@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.settings import AR, Setting, lookahead_settings
-from mars_ray.data.prompt_file import messages_of
+from mars_ray.data.prompt_file import prompt_of
 
 PROMPTS = Path(__file__).parents[2] / "mars_ray/assets/prompts.jsonl"
 MAX_MODEL_LEN = 512
@@ -53,7 +53,7 @@ def engine_options(arguments: argparse.Namespace, max_num_seqs: int) -> dict[str
 
 def chats(count: int) -> list[list[dict[str, str]]]:
     """Return `count` bundled prompts spread over the families, as conversations; they repeat if there are fewer."""
-    conversations = [messages_of(json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    conversations = [prompt_of(json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     every = max(1, len(conversations) // count)
     return (conversations[::every] * count)[:count]
 

@@ -4,7 +4,7 @@ import json
 from importlib.resources import files
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.prompt_file import messages_of
+from mars_ray.data.prompt_file import prompt_of
 from mars_ray.errors import ConfigError
 from mars_ray.model.checkpoint import Checkpoint
 
@@ -19,7 +19,7 @@ def prompts_of_one_length(checkpoint: Checkpoint, count: int) -> list[list[int]]
     for line in (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
         if len(prompts) == count:
             break
-        tokens += encoder.prompt(messages_of(json.loads(line)))
+        tokens += encoder.prompt(prompt_of(json.loads(line)))
         if len(tokens) >= PROMPT_TOKENS:
             prompts.append(tokens[-PROMPT_TOKENS:])
     if not 1 <= count <= len(prompts):

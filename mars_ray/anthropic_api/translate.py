@@ -21,9 +21,16 @@ from mars_ray.anthropic_api.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from mars_ray.openai_api import chat_messages, tools
+from mars_ray.chat.messages import (
+    AssistantMessage,
+    CalledFunction,
+    InputMessage,
+    Message,
+    ToolCall,
+    ToolMessage,
+)
+from mars_ray.chat.tools import FunctionDefinition, FunctionTool
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_messages import AssistantMessage, CalledFunction, ToolCall, ToolMessage
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
     JsonSchema,
@@ -46,9 +53,9 @@ def chat_request(body: CountTokensRequest, *, reasons: bool, output_tokens: int)
             "the user.",
             "messages",
         )
-    messages: list[chat_messages.Message] = []
+    messages: list[Message] = []
     if system := _text(body.system):
-        messages.append(chat_messages.InputMessage(role="system", content=system))
+        messages.append(InputMessage(role="system", content=system))
     for message in body.messages:
         messages += _assistant(message) if message.role == "assistant" else _user(message)
     choice = body.tool_choice or ToolChoice(type="auto")
@@ -99,24 +106,24 @@ def _assistant(message: ConversationMessage) -> Iterator[AssistantMessage]:
     yield AssistantMessage(role="assistant", content=text or None, reasoning_content=thinking or None, tool_calls=calls)
 
 
-def _user(message: ConversationMessage) -> Iterator[chat_messages.InputMessage | ToolMessage]:
+def _user(message: ConversationMessage) -> Iterator[InputMessage | ToolMessage]:
     """Yield the results in a message, then its text."""
     if isinstance(message.content, str):
-        yield chat_messages.InputMessage(role="user", content=message.content)
+        yield InputMessage(role="user", content=message.content)
         return
     for block in message.content:
         if isinstance(block, ToolResultBlock):
             content = ("Error: " if block.is_error else "") + _text(block.content)
             yield ToolMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
     if text := "".join(block.text for block in message.content if isinstance(block, TextBlock)):
-        yield chat_messages.InputMessage(role="user", content=text)
+        yield InputMessage(role="user", content=text)
 
 
-def _tool(tool: Tool) -> tools.FunctionTool:
+def _tool(tool: Tool) -> FunctionTool:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     function |= {} if tool.description is None else {"description": tool.description}
     function |= {} if tool.strict is None else {"strict": tool.strict}
-    return tools.FunctionTool(type="function", function=tools.FunctionDefinition(**function))
+    return FunctionTool(type="function", function=FunctionDefinition(**function))
 
 
 def _choice(choice: ToolChoice) -> str | dict[str, Any]:

@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from mars_ray.data.records import Message, Record
-from mars_ray.errors import BadRecordError, ModelError
+from mars_ray.chat.call_format import answer_format, markers_of
+from mars_ray.chat.conversation import Conversation, PlainMessage, template_conversation
+from mars_ray.data.records import Record
+from mars_ray.errors import BadRecordError, ModelError, RequestError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,18 +50,23 @@ class ChatEncoder:
         if not tokenizer.chat_template:
             raise ModelError("The tokenizer has no chat template; add chat_template.jinja to the model folder.")
         self._tokenizer = tokenizer
+        self.format = answer_format(template_of(tokenizer), markers_of(tokenizer))
+        """How the model's template and vocabulary express tool calls and reasoning."""
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation up to the start of the assistant's answer."""
-        return self.ids(self.prompt_text(messages))
+    def prompt(self, messages: Sequence[PlainMessage]) -> list[int]:
+        """Return the ids of a conversation up to the start of the assistant's answer.
+
+        Raises `RequestError` for tool calls that the model cannot be given.
+        """
+        return self.ids(self.prompt_text(template_conversation(messages, (), self.format).messages))
 
     def prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return the text of a conversation up to the start of the assistant's answer."""
         return self._render(messages, answering=True, tools=tools)
 
-    def whole_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of a conversation that ends with the assistant's answer."""
-        return self._render(messages)
+    def whole_text(self, messages: Sequence[PlainMessage]) -> str:
+        """Return the text of a conversation that ends with the assistant's answer. Raises as `prompt` does."""
+        return self._render(template_conversation(messages, (), self.format, answered=False).messages)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text that the template has rendered."""
@@ -73,7 +80,7 @@ class ChatEncoder:
         """
         if not self._tokenizer.is_fast:
             raise ModelError("The tokenizer has no tokenizer.json, which is needed to mark the responses.")
-        rendered = [self._rendered(record.messages) for record in records]
+        rendered = [self._rendered(record) for record in records]
         encoded = iter(self._tokenised([outcome for outcome in rendered if isinstance(outcome, _Rendered)]))
         return [outcome if isinstance(outcome, BadRecordError) else next(encoded) for outcome in rendered]
 
@@ -91,21 +98,28 @@ class ChatEncoder:
             raise BadRecordError(f"the chat template refuses it: {error}") from error
         return text
 
-    def _rendered(self, messages: Sequence[Message]) -> _Rendered | BadRecordError:
+    def _rendered(self, record: Record) -> _Rendered | BadRecordError:
         try:
-            whole = self._render(messages)
-            turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-            return _Rendered(whole, [self._turn(messages, turn, whole) for turn in turns])
+            talk = template_conversation(record.messages, record.tools, self.format, answered=False)
+            whole = self._render(talk.messages, tools=talk.tools)
+            turns = [n for n, message in enumerate(talk.messages) if message["role"] == "assistant"]
+            return _Rendered(whole, [self._turn(talk, turn, whole) for turn in turns])
+        except RequestError as error:
+            return BadRecordError(str(error).removesuffix("."))
         except BadRecordError as error:
             return error
 
-    def _turn(self, messages: Sequence[Message], turn: int, whole: str) -> tuple[int, int]:
+    def _turn(self, talk: Conversation, turn: int, whole: str) -> tuple[int, int]:
         if turn == 0:
             raise BadRecordError("its first message is the assistant's, which answers nothing")
-        before = self._render(messages[:turn], answering=True)
-        after = whole if turn + 1 == len(messages) else self._render(messages[: turn + 1])
+        before = self._render(talk.messages[:turn], answering=True, tools=talk.tools)
+        is_last = turn + 1 == len(talk.messages)
+        after = whole if is_last else self._render(talk.messages[: turn + 1], tools=talk.tools)
         if not (whole.startswith(after) and after.startswith(before)):
             raise BadRecordError(f"the chat template rewrites earlier turns, so message {turn} cannot be located")
+        for call in talk.messages[turn].get("tool_calls", ()):
+            if call["function"]["name"] not in after[len(before) :]:
+                raise BadRecordError(f"the chat template leaves out the calls of message {turn}")
         return len(before), len(after)
 
     def _tokenised(self, rendered: list[_Rendered]) -> list[Encoded | BadRecordError]:

@@ -1,12 +1,18 @@
-"""Read a file of prompts as conversations to answer. The first bad record raises an error that names it."""
+"""Read prompts of records as conversations to answer, and files of such records.
+
+In:    JSON objects with `messages`, as a list or its JSON text, or with `prompt`, as text or messages.
+Out:   checked messages, the last of which can be answered.
+"""
 
 from collections.abc import Mapping
 from itertools import count, islice
+from reprlib import repr as shortened
 from typing import Any
 
+from mars_ray.chat.conversation import read_messages
 from mars_ray.data.record_file import check_source, read_records
-from mars_ray.data.records import Message, parse_messages, parse_object
-from mars_ray.errors import BadRecordError, DataError, EmptyDataError
+from mars_ray.data.records import Message, json_value, parse_object
+from mars_ray.errors import BadRecordError, DataError, EmptyDataError, RequestError
 from mars_ray.storage.location import AnyPath
 
 Conversation = tuple[Message, ...]
@@ -28,19 +34,47 @@ def read_prompts(path: AnyPath) -> list[Conversation]:
     return prompts
 
 
-def messages_of(fields: Mapping[str, Any]) -> Any:
-    """Return the `messages` of a record, or its `prompt` as a message."""
+def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[str, Any]:
+    """Return the messages of a record before they are checked, and the name of their column.
+
+    `column` is the only column to read; None means `messages`, or `prompt` in records without `messages`. Raises
+    `BadRecordError` for a record without either.
+    """
     # In parquet every row has every column, so null means that a field is absent.
-    messages = fields.get("messages")
-    return [{"role": "user", "content": fields.get("prompt")}] if messages is None else messages
+    columns = ("messages", "prompt") if column is None else (column,)
+    name = next((name for name in columns if fields.get(name) is not None), None)
+    if name is None:
+        missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
+        raise BadRecordError(f"it has {missing}, only {shortened(sorted(fields))}", missing=columns)
+    value = fields[name]
+    if name == "messages":
+        return name, json_value(value)
+    if isinstance(value, list):
+        return name, value
+    if not isinstance(value, str):
+        raise BadRecordError(f"{name!r} must be text, not {type(value).__name__} {shortened(value)}")
+    return "messages", [{"role": "user", "content": value}]
+
+
+def prompt_of(fields: Mapping[str, Any], column: str | None = None, *, answered: bool = True) -> Conversation:
+    """Return the conversation of a record; `answered` tells that an answer follows.
+
+    Raises `BadRecordError` and `RequestError` with the reason if there is none to answer.
+    """
+    name, value = raw_messages(fields, column)
+    messages = read_messages(value, name, answered=answered)
+    last = messages[-1]
+    if last["role"] == "assistant" and answered:
+        raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
+    if last["role"] != "tool" and not last["content"].strip() and not last.get("tool_calls"):
+        raise BadRecordError("its prompt is empty")
+    return messages
 
 
 def _conversation(path: AnyPath, number: int, raw: bytes) -> Conversation:
     try:
-        fields = parse_object(raw)
-        parsed = parse_messages(messages_of(fields))
-        if not parsed[-1]["content"].strip():
-            raise BadRecordError("its prompt is empty")
-    except BadRecordError as error:
-        raise DataError(f"{path}, record {number}: {error}. Each record needs 'prompt' or 'messages'.") from None
-    return parsed
+        return prompt_of(parse_object(raw))
+    except (BadRecordError, RequestError) as error:
+        raise DataError(
+            f"{path}, record {number}: {str(error).removesuffix('.')}. Each record needs 'prompt' or 'messages'."
+        ) from None

@@ -1,19 +1,42 @@
-"""Parse training records: conversations with at least one assistant turn."""
+"""Read training records: conversations with at least one assistant turn, in the forms that data sets have.
+
+In:    JSON objects with `messages`, `conversations` as in ShareGPT, `prompt` and its answer as text or as messages, or
+       `instruction`, `input` and `output` as in Alpaca; perhaps with `tools`.
+Out:   checked messages and tools, as OpenAI's chat API takes them.
+Never: leaves out a part of a conversation that a model would see, because it would learn incomplete answers.
+"""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any
 
-from mars_ray.errors import BadRecordError
+from mars_ray.chat.conversation import PlainMessage, ToolDefinition, read_messages, read_tools
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
+from mars_ray.errors import BadRecordError, RequestError
 
-Message = dict[str, str]
-"""A message with `role` and `content`, as in chat templates."""
+Message = PlainMessage
+"""A message in the form of OpenAI's chat API, whose content is one text."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-UNSUPPORTED = ("tool_calls", "function_call")
-"""Parts that make a message invalid: if they were left out, a model would learn incomplete answers."""
+ANSWERS = ("response", "completion")
+"""Columns with the answer to `prompt`."""
+SHARE_GPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""Roles by their names in ShareGPT's `from`, as in data sets, LLaMA-Factory and axolotl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +44,24 @@ class Record:
     """A conversation from whose assistant turns a model learns."""
 
     messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    """Functions that the chat template describes."""
 
 
 def parse_record(raw: bytes) -> Record:
     """Parse one record. Raises `BadRecordError` with the reason if it is invalid."""
     # In parquet every record has every column, so null means that a field is absent.
     fields = {name: value for name, value in parse_object(raw).items() if value is not None}
-    if "messages" in fields:
-        messages = parse_messages(fields["messages"])
-    elif "prompt" in fields:
-        messages = (
-            {"role": "user", "content": _text(fields, "prompt")},
-            {"role": "assistant", "content": _text(fields, "response")},
-        )
-    else:
-        raise BadRecordError(f"it has neither 'messages' nor 'prompt' and 'response', only {shortened(sorted(fields))}")
-    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+    try:
+        name, messages = _raw_messages(fields)
+        checked = read_messages(messages, name, answered=False)
+        tools = [read_tools(value, key) for key in ("tools", "functions") if (value := json_value(fields.get(key)))]
+    except RequestError as error:
+        raise BadRecordError(str(error).removesuffix(".")) from error
+    answers = [message for message in checked if message["role"] == "assistant"]
+    if not any(message["content"].strip() or message.get("tool_calls") for message in answers):
         raise BadRecordError("it has no response: there is nothing to learn from it")
-    return Record(messages)
+    return Record(checked, tuple(tools[0]) if tools else ())
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -53,42 +76,85 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     return fields
 
 
-def parse_messages(value: object) -> tuple[Message, ...]:
-    """Check a list of messages. Raises `BadRecordError`, which names the first bad message."""
-    if not isinstance(value, list) or not value:
-        raise BadRecordError(f"'messages' must be a list with at least one message, not {_shown(value)}")
-    return tuple(_message(f"message {number}", message) for number, message in enumerate(value))
-
-
-def _message(name: str, value: object) -> Message:
-    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise BadRecordError(f"{name} needs a 'role' and a text 'content', not {_shown(value)}")
-    if value.get("role") not in ROLES:
-        raise BadRecordError(
-            f"{name} has the role {shortened(value.get('role'))}; the known roles are {', '.join(ROLES)}"
-        )
-    for part in UNSUPPORTED:
-        if value.get(part):
-            raise BadRecordError(f"{name} has {part!r}, which mars-ray does not support")
-    return {"role": value["role"], "content": _unicode(name, value["content"])}
-
-
-def _text(fields: dict[str, Any], name: str) -> str:
-    if name not in fields:
-        raise BadRecordError(f"it has no {name!r}")
-    if not isinstance(fields[name], str):
-        raise BadRecordError(f"{name!r} must be text, not {_shown(fields[name])}")
-    return _unicode(repr(name), fields[name])
-
-
-def _unicode(name: str, text: str) -> str:
-    """Return `text`. Raises `BadRecordError` for half of a surrogate pair, which JSON allows but tokenizers do not."""
+def json_value(value: Any) -> Any:
+    """Return the value of a JSON text, which tables hold where a column of lists does not fit. Return any other value,
+    and text that is no JSON, as it is."""
+    if not isinstance(value, str):
+        return value
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRecordError(f"{name} holds {text[error.start]!a}, which is no character") from None
-    return text
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
-def _shown(value: object) -> str:
-    return f"{type(value).__name__} {shortened(value)}"
+def _raw_messages(fields: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the messages of a record before they are checked, and the name of their column."""
+    if "messages" in fields:
+        return "messages", json_value(fields["messages"])
+    for name in ("conversations", "conversation"):
+        if name in fields:
+            return name, _with_system(fields, _from_share_gpt(json_value(fields[name]), name))
+    if "prompt" in fields:
+        return "messages", [*_turns(fields, "prompt", "user"), *_turns(fields, _answer(fields), "assistant")]
+    if "instruction" in fields and "output" in fields:
+        parts = [_text(fields, name) for name in ("instruction", "input") if name in fields]
+        question = "\n\n".join(filter(None, parts))
+        turns = [{"role": "user", "content": question}, *_turns(fields, "output", "assistant")]
+        return "messages", _with_system(fields, turns)
+    raise BadRecordError(f"it has neither 'messages' nor 'prompt' and 'response', only {shortened(sorted(fields))}")
+
+
+def _answer(fields: Mapping[str, Any]) -> str:
+    name = next((name for name in ANSWERS if name in fields), None)
+    if name is None:
+        raise BadRecordError("it has no 'response' or 'completion' to its 'prompt'")
+    return name
+
+
+def _turns(fields: Mapping[str, Any], name: str, role: str) -> list[Any]:
+    """Return the messages in a column, which holds a list of them or one text."""
+    value = fields[name]
+    return value if isinstance(value, list) else [{"role": role, "content": _text(fields, name)}]
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields[name]
+    if not isinstance(value, str):
+        raise BadRecordError(f"{name!r} must be text, not {type(value).__name__} {shortened(value)}")
+    refuse_lone_surrogates({name: value})
+    return value
+
+
+def _with_system(fields: Mapping[str, Any], turns: Any) -> Any:
+    """Return turns after the message in the column `system`, if there is one."""
+    if not isinstance(turns, list) or not fields.get("system"):
+        return turns
+    return [{"role": "system", "content": _text(fields, "system")}, *turns]
+
+
+def _from_share_gpt(turns: Any, name: str) -> Any:
+    """Return turns with `from` and `value` as messages, and anything else as it is."""
+    if not isinstance(turns, list):
+        return turns
+    return [_share_gpt_message(turn, f"{name}.{n}") if _is_share_gpt(turn) else turn for n, turn in enumerate(turns)]
+
+
+def _is_share_gpt(turn: Any) -> bool:
+    return isinstance(turn, dict) and "from" in turn and "role" not in turn
+
+
+def _share_gpt_message(turn: dict[str, Any], name: str) -> dict[str, Any]:
+    speaker, value = turn["from"], turn.get("value")
+    if speaker not in list(SHARE_GPT_ROLES):
+        raise BadRecordError(f"{name} is from {shortened(speaker)}; the known ones are {', '.join(SHARE_GPT_ROLES)}")
+    rest = {key: item for key, item in turn.items() if key not in ("from", "value")}
+    message = {**rest, "role": SHARE_GPT_ROLES[speaker], "content": value}
+    if speaker != "function_call":
+        return message
+    calls = json_value(value)
+    calls = calls if isinstance(calls, list) else [calls]
+    if not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise BadRecordError(f"{name} is a function_call, whose value must be JSON with name and arguments")
+    functions = ({"name": call["name"], "arguments": call.get("arguments", {})} for call in calls)
+    tool_calls = [{"type": "function", "function": function} for function in functions]
+    return message | {"content": None, "tool_calls": tool_calls}

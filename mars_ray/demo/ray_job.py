@@ -19,7 +19,7 @@ from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.prompt_file import messages_of
+from mars_ray.data.prompt_file import prompt_of
 from mars_ray.data.tasks import is_right_answer
 from mars_ray.demo.race import RacePrompt
 from mars_ray.demo.track import settings_at
@@ -72,7 +72,7 @@ def bundled_rows() -> list[dict[str, Any]]:
     """Return the held-out prompts in the package, with fields id, family, prompt, messages and answer."""
     lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    return [row | {"messages": messages_of(row)} for row in rows]
+    return [row | {"messages": list(prompt_of(row))} for row in rows]
 
 
 def raced_prompts() -> list[RacePrompt]:

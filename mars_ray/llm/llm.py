@@ -133,7 +133,7 @@ class LLM:
         A conversation is a list of messages in the format of OpenAI's chat API, or the text of a single user message.
         `tools` and `tool_choice` are as in that API; the outputs then have `tool_calls`. The other parameters are the
         same as for `generate`. Raises `BadRecordError` for a conversation that the chat template refuses, `ModelError`
-        for a model without a chat template, and `RequestError` for tools that cannot be used.
+        for a model without a chat template, and `RequestError` for messages and tools that cannot be used.
         """
         conversations = as_conversations(messages)
         if not tools:

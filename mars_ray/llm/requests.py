@@ -9,8 +9,8 @@ from typing import Any, cast
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
+from mars_ray.chat.conversation import PlainMessage, read_messages
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.records import Message
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -20,8 +20,8 @@ from mars_ray.openai_api.chat_prompts import ChatPrompt, ChatPrompts, sampling_w
 
 TextOrTokens = str | Sequence[int]
 """A prompt: a text for the model's tokenizer, or token ids."""
-Conversation = str | Sequence[Message]
-"""Messages in the format of OpenAI's chat API, or the text of a single user message."""
+Conversation = str | Sequence[Mapping[str, Any] | BaseModel]
+"""Messages in the format of OpenAI's chat API, also as objects of its client, or the text of a single user message."""
 Schema = str | Mapping[str, Any] | type[BaseModel]
 """A JSON schema as text or as a mapping, or a pydantic model."""
 
@@ -41,7 +41,7 @@ def as_prompts(prompts: TextOrTokens | Sequence[TextOrTokens]) -> list[TextOrTok
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     """Return a list of conversations, given one conversation or several."""
-    is_single = isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping))
+    is_single = isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping | BaseModel))
     return cast(list[Conversation], [messages] if is_single else list(messages))
 
 
@@ -53,8 +53,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens) -> t
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> tuple[int, ...]:
     """Return the token ids of a conversation, up to the beginning of the assistant's answer.
 
-    Raises `ModelError` for a model without a chat template, and `BadRecordError` if the template refuses the
-    conversation.
+    Raises `ModelError` for a model without a chat template, `RequestError` for messages that OpenAI's chat API would
+    refuse, and `BadRecordError` if the template refuses the conversation.
     """
     return tuple(ChatEncoder(tokenizer).prompt(_messages(conversation)))
 
@@ -68,7 +68,7 @@ def plan_with_tools(
     """
     fields = {"tools": list(tools), "tool_choice": tool_choice}
     prompts = ChatPrompts(tokenizer)
-    return [prompts.with_tools(list(_messages(conversation)), fields) for conversation in conversations]
+    return [prompts.with_tools(_messages(conversation), fields) for conversation in conversations]
 
 
 def make_requests(
@@ -110,8 +110,13 @@ def make_requests(
     ]
 
 
-def _messages(conversation: Conversation) -> Sequence[Message]:
-    return [Message(role="user", content=conversation)] if isinstance(conversation, str) else conversation
+def _messages(conversation: Conversation) -> tuple[PlainMessage, ...]:
+    if isinstance(conversation, str):
+        return read_messages([{"role": "user", "content": conversation}])
+    # Answers of OpenAI's client are objects.
+    return read_messages(
+        [message.model_dump() if isinstance(message, BaseModel) else message for message in conversation]
+    )
 
 
 def _with_schema(params: SamplingParams, schema: Schema) -> SamplingParams:

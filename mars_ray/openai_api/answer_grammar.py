@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mars_ray.chat.call_format import AnswerFormat, CallFormat, ReasoningFormat
+from mars_ray.chat.tools import FunctionDefinition
 from mars_ray.engine.grammar.library import LAYOUT
 from mars_ray.errors import RequestError
-from mars_ray.openai_api.call_format import AnswerFormat, CallFormat, ReasoningFormat
-from mars_ray.openai_api.tools import FunctionDefinition, OfferedTools
+from mars_ray.openai_api.tools import OfferedTools
 
 ANSWER_CALLS_MAX = 64
 """Maximum number of calls of one answer, so that a model cannot repeat a call until the tokens run out."""

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from mars_ray.chat.call_format import NO_TOOLS, AnswerFormat, known_format
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_grammar import ReasoningPlan, answer_grammar
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.call_format import NO_TOOLS, AnswerFormat
 from mars_ray.openai_api.call_parser import AnswerPart, CallParser, ContentPart
 from mars_ray.openai_api.protocol import ChatCompletionRequest, JsonSchemaFormat, TextFormat
 from mars_ray.openai_api.reasoning_parser import ReasoningParser
-from mars_ray.openai_api.tools import OfferedTools, known_format
+from mars_ray.openai_api.tools import OfferedTools
 
 
 class PartParser(Protocol):
@@ -103,7 +103,7 @@ class AnswerPlan:
 def plan_answer(
     body: ChatCompletionRequest, offered: OfferedTools | None, model: AnswerFormat, *, in_reasoning: bool
 ) -> AnswerPlan:
-    """Return the plan for a checked request. Raises an `ApiError`.
+    """Return the plan for a checked request. Raises `ApiError` and `RequestError`.
 
     `in_reasoning` means that the prompt ends inside the reasoning.
     """

@@ -111,12 +111,13 @@ def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after
     kind = error_kind(type(error)) or _INTERNAL
     if not kind.shown:
         return _hidden(kind, request_id)
+    own = error if isinstance(error, errors.RequestError) else None
     return ApiError(
         kind.status,
         _shortened(str(error)),
         type=kind.type,
-        param=kind.param,
-        code=kind.code,
+        param=own.param if own and own.param is not None else kind.param,
+        code=own.code if own and own.code is not None else kind.code,
         headers={"retry-after": str(max(1, retry_after_s))} if kind.status in (429, 503) else None,
     )
 

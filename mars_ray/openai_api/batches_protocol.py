@@ -15,7 +15,7 @@ from openai.types.batch import Batch
 from openai.types.file_object import FileObject
 from pydantic import BaseModel, Field, StringConstraints, field_validator
 
-from mars_ray.openai_api.request_body import RequestBody
+from mars_ray.chat.request_body import RequestBody
 
 BATCH_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Routes that the rows of a batch may call."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from mars_ray.openai_api.call_format import CallFormat
+from mars_ray.chat.call_format import CallFormat
 from mars_ray.openai_api.pythonic_calls import read_calls
 
 

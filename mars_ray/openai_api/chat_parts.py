@@ -19,9 +19,9 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     Function,
 )
 
+from mars_ray.chat.conversation import call_id
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.call_parser import AnswerPart, CallPart, ContentPart, ReasoningPart
-from mars_ray.openai_api.conversation import call_id
 from mars_ray.openai_api.deltas import ChoiceFinishReason
 from mars_ray.openai_api.parted_answer import joined
 

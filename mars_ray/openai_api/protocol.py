@@ -15,12 +15,13 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from mars_ray.chat.messages import Messages
+from mars_ray.chat.request_body import Items, RequestBody, tagged_by
+from mars_ray.chat.tools import Functions, Tools
 from mars_ray.engine.mode import Mode
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_messages import Messages
-from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
-from mars_ray.openai_api.tools import Functions, LegacyChoice, ToolChoice, Tools
+from mars_ray.openai_api.tools import LegacyChoice, ToolChoice
 
 IGNORED = frozenset(
     (

@@ -7,7 +7,7 @@ Never: loses text, except the markers and the white space next to them.
 
 from collections.abc import Iterator
 
-from mars_ray.openai_api.call_format import ReasoningFormat
+from mars_ray.chat.call_format import ReasoningFormat
 from mars_ray.openai_api.call_parser import ContentPart, ReasoningPart
 
 

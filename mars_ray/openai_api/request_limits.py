@@ -5,20 +5,10 @@ Each limit is checked by the code that would pay the cost of exceeding it.
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MESSAGES_MAX = 4096
-"""Maximum value of the limit `messages`, because checking each message delays all other callers."""
-
-PARTS_MAX = 4096
-"""Maximum parts in the content of one message."""
+from mars_ray.chat.limits import MESSAGES_MAX, TOOLS_MAX
 
 PROMPTS_MAX = 4096
 """Maximum value of the limit `prompts`."""
-
-TOOLS_MAX = 1024
-"""Maximum value of the limit `tools`."""
-
-CALLS_MAX = 4096
-"""Maximum tool calls in the messages of one request."""
 
 LOGIT_BIAS_MAX = 4096
 """Maximum value of the limit `logit_bias`."""

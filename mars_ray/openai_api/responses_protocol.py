@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from mars_ray.chat.limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
+from mars_ray.chat.messages import TextPart
+from mars_ray.chat.request_body import Items, RequestBody, tagged_by
+from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_messages import TextPart
 from mars_ray.openai_api.protocol import IGNORED, JsonObjectFormat, TextFormat
-from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
-from mars_ray.openai_api.request_limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
-from mars_ray.openai_api.tools import FunctionName, refuse_hosted_tool
 
 RESPONSES_PATH = "/v1/responses"
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_messages import (
+from mars_ray.chat.messages import (
     AssistantMessage,
     CalledFunction,
     InputMessage,
@@ -19,6 +18,8 @@ from mars_ray.openai_api.chat_messages import (
     ToolCall,
     ToolMessage,
 )
+from mars_ray.chat.tools import FunctionDefinition, FunctionTool
+from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
     JsonSchema,
@@ -38,7 +39,6 @@ from mars_ray.openai_api.responses_protocol import (
     ResponsesRequest,
     SchemaFormat,
 )
-from mars_ray.openai_api.tools import FunctionDefinition, FunctionTool
 
 RESPONSES_NAMES = {
     "max_completion_tokens": "max_output_tokens",

@@ -1,51 +1,22 @@
 """Tools of a request, and the caller's choice among them, in the form of OpenAI's chat API.
 
 In:    `tools`, `tool_choice`, `parallel_tool_calls`, and their older forms `functions` and `function_call`.
-Out:   the functions that an answer may or must call.
-Never: looks into the schema of a function: the engine's process for grammars does, within limits of time and memory.
+Out:   the functions that an answer may or must call, and the conversation with them for a chat template.
 """
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from mars_ray.chat.call_format import AnswerFormat
+from mars_ray.chat.conversation import Conversation, plain_messages, template_conversation
+from mars_ray.chat.limits import TOOLS_MAX
+from mars_ray.chat.messages import Message
+from mars_ray.chat.request_body import Items, RequestBody
+from mars_ray.chat.tools import FunctionDefinition, FunctionTool, check_functions, template_tools
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.call_format import AnswerFormat, CallFormat
-from mars_ray.openai_api.request_body import Items, RequestBody
-from mars_ray.openai_api.request_limits import TOOLS_MAX
-
-FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-
-
-def refuse_hosted_tool(tool: Any, own: str) -> Any:
-    """Return a tool of the type `own`, which the caller runs. Raises an `ApiError` for any other type."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != own:
-        raise ApiError.bad_request(
-            f"a tool of type {kind[:40]!r} is not supported; give tools of type {own!r}.", "tools"
-        )
-    return tool
-
-
-class FunctionDefinition(RequestBody):
-    """A function that the model may call."""
-
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """JSON schema of the arguments; None means that there are none."""
-    strict: bool | None = None
-    """With `tool_choice: auto`, keywords that no grammar can hold are ignored unless this is true. Otherwise they are
-    refused in any case."""
-
-
-class FunctionTool(RequestBody):
-    """An entry of `tools`."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
 
 
 class FunctionChoice(RequestBody):
@@ -73,10 +44,6 @@ class AllowedToolsChoice(RequestBody):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
-
-
-Tools = Annotated[Items[FunctionTool], Field(max_length=TOOLS_MAX)]
-Functions = Annotated[Items[FunctionDefinition], Field(max_length=TOOLS_MAX)]
 
 
 def _choice_of(field: str, *words: str) -> BeforeValidator:
@@ -117,13 +84,6 @@ class OfferedTools:
         """Name of the request's field that holds the functions."""
         return "functions" if self.legacy else "tools"
 
-    def template_tools(self) -> list[dict[str, Any]]:
-        """Return the functions in the form that chat templates expect."""
-        return [
-            {"type": "function", "function": function.model_dump(exclude_unset=True, exclude={"strict"})}
-            for function in self.functions
-        ]
-
 
 def offered_tools(
     *,
@@ -145,12 +105,7 @@ def offered_tools(
         raise ApiError.bad_request(
             f"{param} holds {len(named)} functions; this server takes at most {tools_max}.", param
         )
-    name, count = max(Counter(function.name for function in named).items(), key=lambda item: item[1], default=("", 0))
-    if count > 1:
-        raise ApiError.bad_request(f"{param} holds {count} functions with the name {name!r}; names must differ.", param)
-    for function in named:
-        if (function.parameters or {}).get("type", "object") != "object":
-            raise ApiError.bad_request(f"the parameters of {function.name} must be a schema of the type object.", param)
+    check_functions(named, param)
     wanted = _wanted_names(choice or function_call)
     allowed = choice.allowed_tools if isinstance(choice, AllowedToolsChoice) else None
     required = choice == "required" or (allowed.mode == "required" if allowed else bool(wanted))
@@ -172,23 +127,6 @@ def offered_tools(
     )
 
 
-def known_format(model: AnswerFormat, param: str) -> CallFormat:
-    """Return the format of the model's calls. Raises an `ApiError` that says why a model has none."""
-    if model.calls is not None:
-        return model.calls
-    reason = (
-        "writes tool calls in a format that this server does not know"
-        if model.template_takes_tools
-        else "knows no tools"
-    )
-    raise ApiError.bad_request(
-        f"the chat template of this model {reason}. Leave {param} out, or set tool_call_parser in the server's "
-        "configuration.",
-        param,
-        "unsupported_parameter",
-    )
-
-
 def _wanted_names(choice: object) -> list[str]:
     """Return the names of the functions that a choice is limited to; none if it is not limited."""
     match choice:
@@ -199,3 +137,9 @@ def _wanted_names(choice: object) -> list[str]:
         case FunctionChoice():
             return [choice.name]
     return []
+
+
+def conversation(messages: Sequence[Message], offered: OfferedTools | None, model: AnswerFormat) -> Conversation:
+    """Return the conversation of a request for the model's chat template. Raises `RequestError`."""
+    tools = template_tools(offered.functions) if offered else []
+    return template_conversation(plain_messages(messages), tools, model, offered.param if offered else "tools")

@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mars_ray.chat.messages import Message
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import PromptTooLongError, RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_messages import Message
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.data.records import Record, parse_messages, parse_object, parse_record
-from mars_ray.errors import BadRecordError
+from mars_ray.data.prompt_file import prompt_of
+from mars_ray.data.records import Record, parse_object, parse_record
+from mars_ray.errors import BadRecordError, RequestError
 
 SAID = {"role": "assistant", "content": "b"}
 JSON = st.recursive(
@@ -28,8 +29,8 @@ def test_a_prompt_and_a_response_are_a_conversation_of_two_turns() -> None:
     assert parse_record(raw(prompt="a", response="b", source="x")) == Record(({"role": "user", "content": "a"}, SAID))
 
 
-def test_messages_keep_role_and_content_and_nothing_else() -> None:
-    messages = [{"role": "user", "content": "a", "name": "x"}, SAID | {"tool_calls": None}]
+def test_fields_that_are_null_or_that_clients_add_are_no_part_of_a_message() -> None:
+    messages = [{"role": "user", "content": "a", "name": None}, SAID | {"tool_calls": None, "usage": {"tokens": 1}}]
     assert parse_record(raw(messages=messages)) == parse_record(raw(prompt="a", response="b"))
 
 
@@ -55,19 +56,21 @@ def test_a_byte_order_mark_is_no_part_of_the_record() -> None:
         (raw(messages=None), "neither 'messages'"),
         (raw(prompt="a"), "it has no 'response'"),
         (raw(prompt="a", response=None), "it has no 'response'"),
-        (raw(prompt=["a"], response="b"), "'prompt' must be text, not list"),
+        (raw(prompt=5, response="b"), "'prompt' must be text, not int"),
+        (raw(prompt=["a"], response="b"), "messages.0 must be an object"),
         (raw(prompt="a", response=" \n"), "it has no response"),
         (raw(messages=[{"role": "user", "content": "a"}]), "it has no response"),
-        (raw(messages=[]), "at least one message"),
-        (raw(messages="a"), "at least one message"),
-        (raw(messages=[SAID, "a"]), "message 1 needs a 'role'"),
-        (raw(messages=[{"role": "assistant", "content": [{"type": "text"}]}]), "message 0 needs a 'role'"),
-        (raw(messages=[{"role": "assistant", "content": None}]), "message 0 needs a 'role'"),
-        (raw(messages=[{"role": "bot" * 999, "content": "a"}]), "message 0 has the role"),
-        (raw(messages=[{"role": ["user"], "content": "a"}]), "message 0 has the role ['user']"),
-        (raw(messages=[SAID | {"tool_calls": [{"name": "f"}]}]), "message 0 has 'tool_calls'"),
-        (rb'{"prompt": "a\ud800", "response": "b"}', r"'prompt' holds '\ud800', which is no character"),
-        (rb'{"messages": [{"role": "assistant", "content": "\udc00"}]}', "message 0 holds"),
+        (raw(prompt="a", response=None, completion=""), "it has no response"),
+        (raw(messages=[]), "messages must have at least 1 item"),
+        (raw(messages="a"), "messages must be a list"),
+        (raw(messages=[SAID, "a"]), "messages.1 must be an object"),
+        (raw(messages=[{"role": "assistant", "content": [{"type": "text"}]}]), "messages.0.content.0.text is missing"),
+        (raw(messages=[{"role": "assistant", "content": None}]), "it has no response"),
+        (raw(messages=[{"role": "bot" * 999, "content": "a"}]), "messages.0 has the unknown 'role' 'bot"),
+        (raw(messages=[{"role": ["user"], "content": "a"}]), "role must be text, not ['user']"),
+        (raw(messages=[SAID | {"tool_calls": [{"name": "f"}]}]), "messages.0.tool_calls.0"),
+        (rb'{"prompt": "a\ud800", "response": "b"}', r"prompt holds \ud800, which is only half"),
+        (rb'{"messages": [{"role": "assistant", "content": "\udc00"}]}', "messages.0.content holds"),
     ],
 )
 def test_a_bad_record_says_what_is_wrong_in_one_short_line(bad: bytes, reason: str) -> None:
@@ -79,12 +82,12 @@ def test_a_bad_record_says_what_is_wrong_in_one_short_line(bad: bytes, reason: s
 
 @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_whatever_the_bytes_are_a_record_or_a_bad_record_comes_out(data: bytes) -> None:
-    for parse in (parse_record, lambda data: parse_messages(parse_object(data).get("messages"))):
+    for parse in (lambda data: parse_record(data).messages, lambda data: prompt_of(parse_object(data))):
         try:
-            parsed = parse(data)
-        except BadRecordError:
+            messages = parse(data)
+        except (BadRecordError, RequestError):
             continue
-        for message in parsed.messages if isinstance(parsed, Record) else parsed:
+        for message in messages:
             message["content"].encode()
 
 

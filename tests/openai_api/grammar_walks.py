@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from mars_ray.chat.call_format import MARKERS, Marker
 from mars_ray.engine.grammar.library import GrammarTokenizer, compile_grammar, mask_of
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.model.resolve import resolve_model
-from mars_ray.openai_api.call_format import MARKERS, Marker
 
 WALK_TOKENS = 400
 TEXTS = 0.1

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mars_ray.chat.call_format import CALL_FORMATS, REASONING_FORMATS, AnswerFormat, ToolParserName
+from mars_ray.chat.tools import FunctionDefinition
 from mars_ray.engine.grammar.library import compile_grammar
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import GrammarError, RequestError
 from mars_ray.openai_api.answer_grammar import ReasoningPlan, answer_grammar
-from mars_ray.openai_api.call_format import CALL_FORMATS, REASONING_FORMATS, AnswerFormat, ToolParserName
 from mars_ray.openai_api.call_parser import CallParser
 from mars_ray.openai_api.reasoning_parser import ReasoningParser
-from mars_ray.openai_api.tools import FunctionDefinition, OfferedTools
+from mars_ray.openai_api.tools import OfferedTools
 from tests.openai_api.answer_samples import joined
 from tests.openai_api.grammar_walks import PARAMETERS, parsed_arguments, vocabulary, walk
 

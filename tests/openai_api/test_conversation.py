@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.completion_usage import CompletionUsage
 
+from mars_ray.chat.call_format import CALL_FORMATS, Marker, answer_format, ends_in_reasoning
+from mars_ray.chat.conversation import template_text
+from mars_ray.chat.generic_tools import written_calls
+from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.call_format import CALL_FORMATS, Marker, answer_format, ends_in_reasoning
-from mars_ray.openai_api.conversation import conversation, template_text
 from mars_ray.openai_api.deltas import OutputDelta
-from mars_ray.openai_api.generic_tools import written_calls
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.tools import conversation
 from mars_ray.openai_api.translate import tools_of
 from tests.openai_api.answer_samples import CALLS, NAMES, PROSE, cut
 from tests.openai_api.grammar_walks import vocabulary, walk
@@ -59,7 +60,7 @@ def test_the_format_of_calls_is_found_in_the_template(name: str | None, template
 def test_an_unknown_format_of_calls_is_refused_with_the_setting_that_names_it() -> None:
     model = answer_format(TEMPLATES[None], {})
     body = body_of(tools=TOOLS)
-    with pytest.raises(ApiError, match=r"a format that this server does not know.*set tool_call_parser"):
+    with pytest.raises(RequestError, match=r"a format that this server does not know.*set tool_call_parser"):
         conversation(body.messages, tools_of(body, RequestLimits()), model)
 
 

@@ -10,8 +10,8 @@ from zipfile import ZipFile
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from mars_ray.chat.call_format import answer_format
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.call_format import answer_format
 from mars_ray.openai_api.parted_answer import parted_answer
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.request_limits import RequestLimits

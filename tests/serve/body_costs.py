@@ -13,8 +13,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from mars_ray.chat.validation_errors import validation_error
+from mars_ray.errors import RequestError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.middleware.json_body import parse
 from tests.serve.hostile_bodies import hostile_bodies, models
 
@@ -24,7 +25,7 @@ def refuse(model: type[BaseModel], body: bytes) -> None:
     value = parse(body)
     try:
         model.model_validate(value)
-    except ApiError:
+    except (ApiError, RequestError):
         pass
     except ValidationError as error:
         validation_error(error.errors(), value)

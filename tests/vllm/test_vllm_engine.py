@@ -31,8 +31,9 @@ from mars_ray.load.prompts import bundled_prompts  # noqa: E402
 from mars_ray.data.prompt_file import read_prompts  # noqa: E402
 from mars_ray.method.metric import Metric  # noqa: E402
 from mars_ray.openai_api.answer_grammar import answer_grammar  # noqa: E402
-from mars_ray.openai_api.call_format import CALL_FORMATS, AnswerFormat  # noqa: E402
-from mars_ray.openai_api.tools import FunctionDefinition, OfferedTools  # noqa: E402
+from mars_ray.chat.call_format import CALL_FORMATS, AnswerFormat  # noqa: E402
+from mars_ray.chat.tools import FunctionDefinition  # noqa: E402
+from mars_ray.openai_api.tools import OfferedTools  # noqa: E402
 
 PROMPTS = read_prompts(bundled_prompts())[::10]
 """24 prompts, at least one of each task family."""

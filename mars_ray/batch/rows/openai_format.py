@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of
+from mars_ray.chat.validation_errors import validation_error
 from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.messages import EngineFacts
@@ -48,7 +49,6 @@ from mars_ray.openai_api.responses import (
 )
 from mars_ray.openai_api.translate import check_limits, engine_requests
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.openai_api.validation_errors import validation_error
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -125,8 +125,7 @@ class OpenAIBatchFormat:
             request = self._request(id, body, prompt, plan)
             return ParsedRow(id=id, request=request, prompt_text=prompt_text, columns={"body": body}, plan=plan)
         except ValidationError as error:
-            api = validation_error(error.errors(), line.get("body"))
-            raise RequestError(api.message) from api
+            raise validation_error(error.errors(), line.get("body")) from None
         except (ApiError, BadRecordError) as error:
             raise RequestError(str(error)) from error
 

@@ -6,7 +6,6 @@ The output has one record per answer, which includes the row's other columns. Pr
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from reprlib import repr as shortened
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +15,9 @@ from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of, present, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
-from mars_ray.data.records import Message, parse_messages
+from mars_ray.chat.conversation import last_user_text
+from mars_ray.data.prompt_file import Conversation, prompt_of
+from mars_ray.data.records import json_value
 from mars_ray.engine.chunk import Chunk, TokenLogprobs
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
@@ -64,14 +65,16 @@ class PlainFormat:
                 )
         sampling = sampling_of(id, columns, self._settings.sampling)
         decode = decode_of(columns, self._settings.decode)
-        if columns.get("tools"):
-            return self._with_tools(id, columns, sampling, decode)
-        messages = self._messages(columns)
-        prompt = self._prompt(messages, answered=sampling.max_tokens > 0)
+        messages = self._messages(columns, answered=sampling.max_tokens > 0)
+        tools = present(columns, *TOOL_FIELDS)
+        tools["tools"] = json_value(tools.get("tools"))
+        if tools["tools"]:
+            return self._with_tools(id, columns, messages, tools, sampling, decode)
+        prompt = self._prompt(messages)
         if not prompt:
             raise BadRecordError("the chat template renders it as an empty prompt")
         request = Request(id=id, prompt=prompt, sampling=sampling, decode=decode)
-        return ParsedRow(id=id, request=request, prompt_text=_last_user_text(messages), columns=columns)
+        return ParsedRow(id=id, request=request, prompt_text=last_user_text(messages), columns=columns)
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return one record for each answer."""
@@ -99,60 +102,30 @@ class PlainFormat:
         """Return the id, the reason and the text of a row, with invalid UTF-8 replaced."""
         return {"id": id, "reason": str(error), "row": raw.decode(errors="replace")}
 
-    def _messages(self, columns: JsonRecord) -> tuple[Message, ...]:
-        if self._template is not None:
-            messages = tuple(_user_message(self._template.fill(columns)))
-        else:
-            messages = _conversation(columns, self._settings.prompt_column)
-        if not messages[-1]["content"].strip():
-            raise BadRecordError("its prompt is empty")
-        return messages
-
-    def _with_tools(self, id: str, columns: JsonRecord, sampling: SamplingParams, decode: DecodeParams) -> ParsedRow:
+    def _messages(self, columns: JsonRecord, *, answered: bool) -> Conversation:
         if self._template is None:
-            messages = _raw_messages(columns, self._settings.prompt_column)
-        else:
-            messages = _user_message(self._template.fill(columns))
-        prompt = self._chat_prompts.with_tools(messages, present(columns, *TOOL_FIELDS))
+            return prompt_of(columns, self._settings.prompt_column, answered=answered)
+        return prompt_of({"prompt": self._template.fill(columns)})
+
+    def _with_tools(
+        self,
+        id: str,
+        columns: JsonRecord,
+        messages: Conversation,
+        tools: JsonRecord,
+        sampling: SamplingParams,
+        decode: DecodeParams,
+    ) -> ParsedRow:
+        prompt = self._chat_prompts.with_tools(messages, tools)
         sampling = sampling_with_plan(sampling, prompt.plan)
         request = Request(id=id, prompt=tuple(prompt.ids), sampling=sampling, decode=decode)
         return ParsedRow(id=id, request=request, prompt_text=prompt.text, columns=columns, plan=prompt.plan)
 
-    def _prompt(self, messages: tuple[Message, ...], *, answered: bool) -> tuple[int, ...]:
+    def _prompt(self, messages: Conversation) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to the beginning of the answer, or whole if it is only scored."""
-        ends = messages[-1]["role"] == "assistant"
-        if answered and ends:
-            raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
         encoder = self._chat_prompts.encoder
-        return tuple(encoder.ids(encoder.whole_text(messages)) if ends else encoder.prompt(messages))
-
-
-def _conversation(columns: JsonRecord, column: str | None) -> tuple[Message, ...]:
-    return parse_messages(_raw_messages(columns, column))
-
-
-def _raw_messages(columns: JsonRecord, column: str | None) -> Any:
-    """Return the messages of a row before they are checked. Raises `BadRecordError` for a row without any."""
-    prompt_columns = ("messages", "prompt") if column is None else (column,)
-    name = next((name for name in prompt_columns if columns.get(name) is not None), None)
-    if name is None:
-        missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
-        raise BadRecordError(f"it has {missing}, only {shortened(sorted(columns))}", missing=prompt_columns)
-    value = columns[name]
-    if name == "messages" or isinstance(value, list):
-        return value
-    if not isinstance(value, str):
-        raise BadRecordError(f"{name!r} must be text, not {type(value).__name__} {shortened(value)}")
-    return _user_message(value)
-
-
-def _user_message(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]
-
-
-def _last_user_text(messages: tuple[Message, ...]) -> str:
-    texts = [message["content"] for message in messages if message["role"] == "user"]
-    return texts[-1] if texts else messages[-1]["content"]
+        scored = messages[-1]["role"] == "assistant"
+        return tuple(encoder.ids(encoder.whole_text(messages)) if scored else encoder.prompt(messages))
 
 
 def _outcome(answer: Chunk) -> JsonRecord:

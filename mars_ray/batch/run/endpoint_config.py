@@ -11,7 +11,9 @@ from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.batch.rows.row_options import sampling_options
 from mars_ray.batch.rows.row_tables import RowResult, as_json
-from mars_ray.errors import BadRecordError, ConfigError
+from mars_ray.data.prompt_file import raw_messages
+from mars_ray.data.records import json_value
+from mars_ray.errors import ConfigError
 from mars_ray.openai_api.chat_prompts import TOOL_FIELDS
 
 
@@ -60,17 +62,14 @@ def body_of(raw: bytes, config: EndpointProcessorConfig) -> dict[str, Any]:
     Raises `BadRecordError` for a row without a prompt, and `RequestError` for an unknown parameter in `sampling`.
     """
     row = json.loads(raw)
-    messages = row.get("messages")
-    if messages is None:
-        if row.get("prompt") is None:
-            raise BadRecordError("it has neither 'prompt' nor 'messages'")
-        messages = [{"role": "user", "content": row["prompt"]}]
+    _, messages = raw_messages(row)
     sampling = {**config.sampling, **sampling_options(row.get("sampling"))}
     if (schema := sampling.pop("schema", None)) is not None:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         sampling["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     decode = {name: row.get(name, getattr(config, name)) for name in ("threshold", "mode")}
     tools = {name: row.get(name) for name in TOOL_FIELDS}
+    tools["tools"] = json_value(tools["tools"])
     fields = {name: value for name, value in (sampling | decode | tools).items() if value is not None}
     return {"messages": messages, "service_tier": "flex", **fields}
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import regex
 
-from mars_ray.data.prompt_file import Conversation
+from mars_ray.data.prompt_file import Conversation, prompt_of
 from mars_ray.data.record_file import PARQUET, check_source, read_records
-from mars_ray.data.records import parse_messages, parse_object
+from mars_ray.data.records import parse_object
 from mars_ray.data.tasks.checks import same_json
-from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError
+from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError, RequestError
 from mars_ray.evaluation.tasks.verify import FILE_MATCHES
 from mars_ray.storage.location import AnyPath
 
@@ -45,8 +45,8 @@ def read_references(path: AnyPath, match: str) -> list[Referenced]:
     for location, raw in numbered(path):
         try:
             records.append(_record(parse_object(raw), match))
-        except BadRecordError as error:
-            raise DataError(f"{path}, {location}: {error}.") from None
+        except (BadRecordError, RequestError) as error:
+            raise DataError(f"{path}, {location}: {str(error).removesuffix('.')}.") from None
     if not records:
         raise EmptyDataError(f"{path} has no record.")
     return records
@@ -64,22 +64,13 @@ def numbered(path: AnyPath) -> Iterator[tuple[str, bytes]]:
 
 
 def _record(fields: dict[str, Any], default: str) -> Referenced:
-    messages = fields.get("messages")
-    if messages is None:
-        if fields.get("prompt") is None:
-            raise BadRecordError(f"it has neither 'prompt' nor 'messages', only {shortened(sorted(fields))}")
-        messages = [{"role": "user", "content": fields["prompt"]}]
-    parsed = parse_messages(messages)
-    if not parsed[-1]["content"].strip():
-        raise BadRecordError("its prompt is empty")
-    if parsed[-1]["role"] == "assistant":
-        raise BadRecordError("its last message is the assistant's, so there is nothing to answer")
+    messages = prompt_of(fields)
     match = default if fields.get("match") is None else fields["match"]
     if not isinstance(match, str) or match not in FILE_MATCHES:
         raise BadRecordError(f"its match is {shortened(match)}, must be one of {', '.join(FILE_MATCHES)}")
     if fields.get("reference") is None:
         raise BadRecordError("it has no 'reference' to compare the answer with")
-    return Referenced(parsed, _reference(fields["reference"], match), match)
+    return Referenced(messages, _reference(fields["reference"], match), match)
 
 
 def _reference(value: Any, match: str) -> str:

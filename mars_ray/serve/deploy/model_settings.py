@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
+from mars_ray.chat.call_format import ReasoningParserName, ToolParserName
 from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import AtLeastOne, EngineTuning
 from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.machines.registry import step_model
 from mars_ray.model.dtype import DtypeOrAuto
-from mars_ray.openai_api.call_format import ReasoningParserName, ToolParserName
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, Field
 
+from mars_ray.chat.request_body import RequestBody
 from mars_ray.errors import ConfigError, DataError, OutputError, RunError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.request_body import RequestBody
 from mars_ray.serve.middleware.api_keys import Account, Key, Role
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute

@@ -16,10 +16,10 @@ from openai.types.file_object import FileObject
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
+from mars_ray.chat.validation_errors import validation_error
 from mars_ray.errors import FileInUseError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.batches_protocol import BatchRequest, DeletedFile, ExpiresAfter, ObjectPage, object_page
-from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.batches.batch_figures import FiguresFile
 from mars_ray.serve.batches.batch_store import BatchStore
 from mars_ray.serve.batches.file_store import FileStore

@@ -16,6 +16,7 @@ from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
 from pydantic import ValidationError
 
+from mars_ray.chat.validation_errors import validation_error
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import RequestError
@@ -26,7 +27,6 @@ from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits, engine_requests
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.generation import count_chunk
 
@@ -91,9 +91,9 @@ class ChatCalls:
                 plan=plan,
             )
         except ValidationError as error:
-            raise RequestError(validation_error(error.errors(), payload).message) from None
+            raise validation_error(error.errors(), payload) from None
         except ApiError as error:
-            raise RequestError(error.message) from None
+            raise RequestError(error.message, param=error.param, code=error.code) from None
         metadata = ResponseMetadata(
             id=f"chatcmpl-{request.id}",
             created=int(time.time()),

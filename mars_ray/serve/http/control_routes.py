@@ -16,11 +16,11 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field
 
+from mars_ray.chat.request_body import RequestBody
 from mars_ray.control.core.live_view import FIGURES, Frame, LiveReport, RunningJob
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.request_body import RequestBody
 from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.served_models import ServedModels
 from mars_ray.serve.http.streams import EventStreamResponse

@@ -17,13 +17,13 @@ from uuid import uuid4
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from mars_ray.chat.conversation import template_text
+from mars_ray.chat.messages import Message
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
 from mars_ray.errors import GrammarError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.chat_messages import Message
-from mars_ray.openai_api.conversation import conversation, template_text
 from mars_ray.openai_api.deltas import answers_of
 from mars_ray.openai_api.infill import infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
@@ -44,7 +44,7 @@ from mars_ray.openai_api.responses import (
     ResponseBuilder,
     ResponseMetadata,
 )
-from mars_ray.openai_api.tools import OfferedTools
+from mars_ray.openai_api.tools import OfferedTools, conversation
 from mars_ray.openai_api.translate import (
     check_limits,
     check_messages,

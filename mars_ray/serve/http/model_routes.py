@@ -11,9 +11,9 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
+from mars_ray.chat.request_body import Items, RequestBody
 from mars_ray.errors import ConfigError, InputError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.request_body import Items, RequestBody
 from mars_ray.serve.deploy.model_settings import AddedModel
 from mars_ray.serve.deploy.serve_config import parse_added_model
 from mars_ray.serve.http.served_models import ServedModels

@@ -16,10 +16,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from mars_ray.chat.limits import CALLS_MAX
 from mars_ray.errors import RequestError, ResponseNotFoundError, UnavailableError
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.request_limits import CALLS_MAX
+from mars_ray.openai_api.api_error import ApiError, api_error
 from mars_ray.openai_api.response_events import ResponseEvent, ResponseObject, ResponseObjectBuilder
 from mars_ray.openai_api.response_items import ItemPage, item_page, parsed_items, stored_items
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
@@ -98,6 +98,8 @@ async def create_response(
         return await endpoint.converse(chat_request_of(body, before), http, id, builder, keep)
     except ApiError as error:
         raise responses_error(error) from error
+    except RequestError as error:
+        raise responses_error(api_error(error)) from error
 
 
 async def _conversation(store: ResponseStoreClient, owner: str, body: ResponsesRequest, max_bytes: int) -> list[Item]:

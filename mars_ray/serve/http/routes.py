@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from mars_ray.anthropic_api.error_body import MessagesErrorResponse, error_body
 from mars_ray.anthropic_api.protocol import CountTokensRequest, MessagesRequest, TokenCount
 from mars_ray.anthropic_api.responses import MessageResponse
+from mars_ray.chat.validation_errors import validation_error
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
@@ -36,7 +37,6 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.openai_api.validation_errors import validation_error
 from mars_ray.serve.http.admin_routes import Administration, admin_routes
 from mars_ray.serve.http.batch_routes import Stores, batch_routes
 from mars_ray.serve.http.control_routes import control_routes
@@ -275,7 +275,7 @@ def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _response(request, validation_error(error.errors(), error.body))
+        return _response(request, api_error(validation_error(error.errors(), error.body)))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:

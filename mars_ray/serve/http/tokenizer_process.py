@@ -18,15 +18,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mars_ray.engine.process.json_process import JsonProcess
-from mars_ray.errors import ModelError, RequestError, UnavailableError
-from mars_ray.openai_api.call_format import (
+from mars_ray.chat.call_format import (
     NO_TOOLS,
     Marker,
     ReasoningParserName,
     ToolParserName,
     answer_format,
 )
+from mars_ray.engine.process.json_process import JsonProcess
+from mars_ray.errors import ModelError, RequestError, UnavailableError
 from mars_ray.openai_api.infill import InfillMarkers
 from mars_ray.serve.http.tokenizer_worker import CPU_SECONDS
 

@@ -31,12 +31,12 @@ def main(folder: Path) -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]  # transformers works without it, which saves 2 s and 180 MB
     from transformers import PreTrainedTokenizerBase
 
+    from mars_ray.chat.call_format import ends_in_reasoning, markers_of
     from mars_ray.data.chat import ChatEncoder, template_of
     from mars_ray.errors import MarsRayError
     from mars_ray.model.architecture import decoder_config
     from mars_ray.model.json_object import read_json_object
     from mars_ray.model.tokenizer import check_tokenizer, load_tokenizer
-    from mars_ray.openai_api.call_format import ends_in_reasoning, markers_of
     from mars_ray.openai_api.infill import infill_markers
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:

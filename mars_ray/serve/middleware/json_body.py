@@ -17,8 +17,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.validation_errors import NAME_CHARS, field_path
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
+from mars_ray.chat.validation_errors import NAME_CHARS
+from mars_ray.errors import RequestError
+from mars_ray.openai_api.api_error import ApiError, api_error
 
 _LONE_SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
@@ -70,13 +72,11 @@ def parse(body: bytes) -> Any:
         raise _no_json("it is nested too deeply") from None
     except ValueError:
         raise _no_json("a number has too many digits") from None
-    if _LONE_SURROGATE.search(text) and (match := _lone_surrogate(value)):
-        path, surrogate = match
-        code = ascii(surrogate).strip("'")
-        raise ApiError.bad_request(
-            f"{field_path(path)} holds {code}, which is only half of a surrogate pair. Send both halves or neither.",
-            path[0][:NAME_CHARS] if path else None,
-        )
+    if _LONE_SURROGATE.search(text):
+        try:
+            refuse_lone_surrogates(value)
+        except RequestError as error:
+            raise api_error(error) from None
     return value
 
 
@@ -112,42 +112,6 @@ def _check_headers(request: Request) -> None:
             type="invalid_request_error",
             code="unsupported_media_type",
         )
-
-
-def _lone_surrogate(value: Any) -> tuple[tuple[str, ...], str] | None:
-    """Return the path to a lone surrogate in a JSON value, and the surrogate; None if there is no lone surrogate.
-
-    If the surrogate is in the name of a field, the path leads to the object with that field.
-    """
-    path: list[str | int] = []
-    levels: list[Iterator[tuple[str | int, Any]]] = [iter([("", value)])]
-    # Use a loop instead of recursion, because a body may be nested as deeply as the interpreter's limit allows. Keep
-    # only one path, because a body may have many items at the deepest level.
-    while levels:
-        for name, item in levels[-1]:
-            if isinstance(name, str) and (surrogate := _surrogate_in(name)):
-                return tuple(map(str, path[1:])), surrogate
-            if isinstance(item, str):
-                if surrogate := _surrogate_in(item):
-                    return tuple(map(str, [*path, name][1:])), surrogate
-            elif isinstance(item, dict | list) and item:
-                path.append(name)
-                levels.append(iter(item.items()) if isinstance(item, dict) else enumerate(item))
-                break
-        else:
-            levels.pop()
-            del path[-1:]
-    return None
-
-
-def _surrogate_in(text: str) -> str | None:
-    if text.isascii():
-        return None
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return text[error.start]
-    return None
 
 
 def _no_json(reason: str) -> ApiError:

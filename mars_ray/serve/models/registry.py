@@ -10,8 +10,8 @@ from hashlib import sha256
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mars_ray.chat.request_body import RequestBody
 from mars_ray.errors import ConfigError, UnknownNameError, did_you_mean
-from mars_ray.openai_api.request_body import RequestBody
 from mars_ray.serve.deploy.model_settings import AddedModel
 from mars_ray.serve.deploy.serve_config import ServeConfig
 

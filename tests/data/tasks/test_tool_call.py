@@ -10,6 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.tool_calls import HERMES, request_body
+from mars_ray.chat.call_format import answer_format
+from mars_ray.chat.generic_tools import written_calls
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import FAMILIES, TaskExample
 from mars_ray.data.tasks.families.tool_call import NO_TOOL
@@ -17,11 +19,8 @@ from mars_ray.data.tasks.functions import FUNCTIONS, CatalogFunction
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, GOODS, THINGS
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
-from mars_ray.openai_api.call_format import answer_format
-from mars_ray.openai_api.conversation import conversation
-from mars_ray.openai_api.generic_tools import written_calls
 from mars_ray.openai_api.protocol import ChatCompletionRequest
-from mars_ray.openai_api.tools import offered_tools
+from mars_ray.openai_api.tools import conversation, offered_tools
 from pipelines.build_bundled_model import CHAT_TEMPLATE, record
 from pipelines.made_up_words import spliced, with_made_up_words
 

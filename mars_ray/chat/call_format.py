@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mars_ray.errors import RequestError
+
 ToolParserName = Literal["hermes", "llama3_json", "mistral", "pythonic"]
 ReasoningParserName = Literal["deepseek_r1", "mistral", "seed_oss"]
 
@@ -125,6 +127,23 @@ def markers_of(tokenizer: Any) -> dict[str, Marker]:
     """Return the markers that are one token of a Hugging Face tokenizer, by their text."""
     added = tokenizer.added_tokens_decoder.items()
     return {token.content: Marker(token_id, token.special) for token_id, token in added if token.content in MARKERS}
+
+
+def known_format(model: AnswerFormat, param: str) -> CallFormat:
+    """Return the format of the model's calls. Raises `RequestError` that says why a model has none."""
+    if model.calls is not None:
+        return model.calls
+    reason = (
+        "writes tool calls in a format that this server does not know"
+        if model.template_takes_tools
+        else "knows no tools"
+    )
+    raise RequestError(
+        f"the chat template of this model {reason}. Leave {param} out, or set tool_call_parser in the server's "
+        "configuration.",
+        param=param,
+        code="unsupported_parameter",
+    )
 
 
 NO_TOOLS = AnswerFormat()

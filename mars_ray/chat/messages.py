@@ -1,16 +1,28 @@
 """Messages of a conversation in the form of OpenAI's chat API: text, tool calls and their results."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.request_body import Items, RequestBody, tagged_by
-from mars_ray.openai_api.request_limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX
+from mars_ray.chat.client_fields import (
+    ASSISTANT_FIELDS,
+    CALL_FIELDS,
+    FUNCTION_FIELDS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    SentBack,
+    kept_fields,
+)
+from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX
+from mars_ray.chat.request_body import Items, tagged_by
+from mars_ray.errors import RequestError
 
 
-class TextPart(RequestBody):
+class TextPart(SentBack):
     """A text part of a message's content."""
+
+    unused = PART_FIELDS
 
     type: Literal["text"]
     text: str
@@ -19,36 +31,39 @@ class TextPart(RequestBody):
 def _text_of_parts(parts: list[Any]) -> str | None:
     """Return text parts joined to one text; None if a part is invalid, so that pydantic reports the error.
 
-    Raises `ApiError` for parts of other kinds. Joining avoids a pydantic model per part: a body has room for 40,000
-    parts, and that many models would delay all other callers.
+    Raises `RequestError` for parts of other kinds. Joining avoids a pydantic model per part: a body has room for
+    40,000 parts, and that many models would delay all other callers.
     """
     if not 1 <= len(parts) <= PARTS_MAX:
         return None
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
-            raise ApiError.bad_request(f"content of type {kind[:40]!r} is not supported; only text is.", "messages")
-        if kind is None or part.keys() != {"type", "text"} or not isinstance(part["text"], str):
+            raise RequestError(f"content of type {kind[:40]!r} is not supported; only text is.", param="messages")
+        if kind is None or not isinstance(part.get("text"), str):
+            return None
+        if len(part) > 2 and kept_fields(part, PART_FIELDS).keys() != {"type", "text"}:
             return None
     return "".join(part["text"] for part in parts)
 
 
-class _BaseMessage(RequestBody):
+class _BaseMessage(SentBack):
     """One message of a conversation."""
+
+    unused = MESSAGE_FIELDS
 
     name: str | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_other_content(cls, value: Any) -> Any:
+    def _join_content(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         if value.get("role") == "assistant":
             value = _without_refusal(value)
-        kept = {key: item for key, item in value.items() if item is not None}
-        if isinstance(parts := kept.get("content"), list) and (text := _text_of_parts(parts)) is not None:
-            kept["content"] = text
-        return kept
+        if isinstance(parts := value.get("content"), list) and (text := _text_of_parts(parts)) is not None:
+            return {**value, "content": text}
+        return value
 
 
 Text = str | Annotated[Items[TextPart], Field(min_length=1, max_length=PARTS_MAX)]
@@ -61,23 +76,39 @@ class InputMessage(_BaseMessage):
     content: Text
 
 
-class CalledFunction(RequestBody):
-    """The function of a call, and its arguments as JSON text."""
+def _as_json_text(arguments: Any) -> Any:
+    """Return arguments as JSON text. Data sets hold them as objects, as chat templates read them."""
+    if not isinstance(arguments, dict):
+        return arguments
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):  # a value of Python that is no JSON, or one nested too deeply
+        return arguments
+
+
+class CalledFunction(SentBack):
+    """The function of a call, and its arguments as JSON text or as an object."""
+
+    unused = FUNCTION_FIELDS
 
     name: str
-    arguments: str
+    arguments: Annotated[str, BeforeValidator(_as_json_text)]
 
 
-class ToolCall(RequestBody):
-    """A call in an assistant message."""
+class ToolCall(SentBack):
+    """A call in an assistant message. Without an id, results belong to the calls in order."""
 
-    id: str
+    unused = CALL_FIELDS
+
+    id: str | None = None
     type: Literal["function"]
     function: CalledFunction
 
 
 class AssistantMessage(_BaseMessage):
     """A message from the assistant. Its content may be null, as in answers that are calls."""
+
+    unused = ASSISTANT_FIELDS
 
     role: Literal["assistant"]
     content: Text | None = None
@@ -88,11 +119,11 @@ class AssistantMessage(_BaseMessage):
 
 
 class ToolMessage(_BaseMessage):
-    """The result of a call."""
+    """The result of a call; without an id, of the first call that has none yet."""
 
     role: Literal["tool"]
     content: Text
-    tool_call_id: str
+    tool_call_id: str | None = None
 
 
 class FunctionMessage(_BaseMessage):
@@ -128,22 +159,24 @@ def text_of(message: Message) -> str:
 
 
 def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant message without annotations; the text of a refusal becomes its content."""
+    """Return an assistant message whose refusal is its content and whose reasoning is its `reasoning_content`."""
     if message.get("audio"):
-        raise ApiError.bad_request("messages with audio are not supported.", "messages")
-    # Annotations only point into the text, which is complete without them.
-    kept = {key: item for key, item in message.items() if key not in ("audio", "annotations", "refusal")}
+        raise RequestError("messages with audio are not supported.", param="messages")
+    kept = {key: item for key, item in message.items() if key not in ("audio", "refusal", "reasoning")}
+    # vLLM and OpenRouter name the text of the reasoning `reasoning`; elsewhere an object of that name has settings.
+    if isinstance(reasoning := message.get("reasoning"), str):
+        kept["reasoning_content"] = kept.get("reasoning_content") or reasoning
     # A longer list is refused by its length, so its parts need no work.
     if isinstance(parts := kept.get("content"), list) and len(parts) <= PARTS_MAX:
         kept["content"] = [_refusal_as_text(part) for part in parts]
     if (refusal := message.get("refusal")) is not None:
         if kept.get("content") is not None:
-            raise ApiError.bad_request("a message has either content or refusal, not both.", "messages")
+            raise RequestError("a message has either content or refusal, not both.", param="messages")
         kept["content"] = refusal
     return kept
 
 
 def _refusal_as_text(part: Any) -> Any:
-    if isinstance(part, dict) and part.keys() == {"type", "refusal"} and part["type"] == "refusal":
-        return {"type": "text", "text": part["refusal"]}
+    if isinstance(part, dict) and kept_fields(part, PART_FIELDS).keys() == {"type", "refusal"}:
+        return {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part
     return part

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mars_ray.openai_api.call_format import CallFormat
+from mars_ray.chat.call_format import CallFormat
 
 TemplateMessage = dict[str, Any]
 """A message as chat templates read it: `role`, `content` and perhaps `tool_calls`, whose arguments are objects."""

@@ -1,4 +1,4 @@
-"""Turn the validation errors of pydantic into one error of this API that names the field.
+"""Turn the validation errors of pydantic into one error that names the field.
 
 The error never names a branch of a union type, because such names do not occur in the body, and quotes at most
 `NAME_CHARS` characters of a name.
@@ -7,7 +7,7 @@ The error never names a branch of a union type, because such names do not occur 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mars_ray.openai_api.api_error import ApiError
+from mars_ray.errors import RequestError
 
 NAME_CHARS = 80
 """Maximum characters that an error quotes from a caller's input, such as the name of an unknown field."""
@@ -32,8 +32,8 @@ FieldPath = tuple[str, ...]
 """Names and indices that lead from the body to a value in it."""
 
 
-def validation_error(errors: Sequence[Any], body: object) -> ApiError:
-    """Return the 400 error for the first invalid field of `body`.
+def validation_error(errors: Sequence[Any], body: object) -> RequestError:
+    """Return the error for the first invalid field of `body`.
 
     If a field may be of several types, pydantic reports errors for each of them. The error returned is for the type
     that matched the value most deeply, because that error is the most helpful.
@@ -46,13 +46,13 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     name = field_path(deepest)
     param = deepest[0][:NAME_CHARS] if deepest else None
     if same[0]["type"] == "extra_forbidden":
-        return ApiError.bad_request(f"unknown parameter {name!r}.", param, "unknown_parameter")
+        return RequestError(f"unknown parameter {name!r}.", param=param, code="unknown_parameter")
     if same[0]["type"] == "value_error":
-        return ApiError.bad_request(f"{same[0]['ctx']['error']}.", param)
+        return RequestError(f"{same[0]['ctx']['error']}.", param=param)
     kinds = list(dict.fromkeys(KINDS[error["type"]] for error in same if error["type"] in KINDS))
     if kinds:
-        return ApiError.bad_request(f"{name} must be {_either(kinds)}.", param)
-    return ApiError.bad_request(f"{name} {_reason(same[0])}.", param)
+        return RequestError(f"{name} must be {_either(kinds)}.", param=param)
+    return RequestError(f"{name} {_reason(same[0])}.", param=param)
 
 
 def field_path(path: FieldPath) -> str:

@@ -1,0 +1,100 @@
+"""Fields that clients are known to send back in conversations and that change no prompt, with where each comes from.
+
+A client sends an earlier answer back as it holds it: with the objects that it parsed, with the fields of other
+providers, and with what it noted for itself. Any other field that a message does not have is refused, so that
+misspelt ones are noticed.
+"""
+
+from collections.abc import Set
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from mars_ray.chat.request_body import RequestBody
+
+_EVERYWHERE = {
+    "cache_control": "Anthropic's prompt caching; LiteLLM and agents set it on messages, parts, calls and tools",
+    "provider_specific_fields": "LiteLLM's Message, its calls and functions: fields of the answer's provider",
+    "extra_content": "Google's OpenAI-compatible API: signatures of thoughts, on messages and calls",
+}
+_MESSAGE = _EVERYWHERE | {
+    "created_at": "agents that note the time of a turn",
+    "id": "the Responses API, LangChain and AG-UI: id of the message",
+    "index": "openai's stream(...).get_final_completion() and clients that merge a choice into its message",
+    "metadata": "LangGraph and agents: notes of the application",
+    "model": "clients that note which model answered",
+    "status": "the Responses API and agents: completed, incomplete",
+    "timestamp": "agents that note the time of a turn, such as nanobot",
+    "usage": "clients that note the price of an answer",
+}
+_ASSISTANT = {
+    "annotations": "openai.types.chat.ChatCompletionMessage: places in the text that cite a source",
+    "citations": "LiteLLM and Perplexity: sources of the answer",
+    "content_filter_results": "Azure OpenAI",
+    "finish_reason": "agents that merge a choice into its message, such as hermes-agent",
+    "images": "LiteLLM's Message and OpenRouter: pictures that the answer held, next to its text",
+    "logprobs": "clients that merge a choice into its message",
+    "parsed": "openai's chat.completions.parse(): the content as an object",
+    "phase": "the Responses API: whether a message is commentary or the final answer",
+    "reasoning_details": "OpenRouter: reasoning in parts, also encrypted",
+    "reasoning_items": "LiteLLM's Message: items of the Responses API",
+    "reasoning_signature": "gateways to Anthropic: signature of the reasoning",
+    "stop_reason": "vLLM's choices and Anthropic's messages",
+    "thinking_blocks": "LiteLLM's Message and openai-agents: Anthropic's reasoning with signatures",
+    "token_ids": "vLLM's choices",
+}
+_PART = _EVERYWHERE | {
+    "annotations": "LangChain's text blocks and the Responses API",
+    "citations": "Anthropic's text blocks, by way of LiteLLM",
+    "extras": "LangChain's content blocks: fields of the answer's provider",
+    "id": "LangChain's content blocks",
+    "index": "LangChain's content blocks of a stream",
+    "logprobs": "the Responses API",
+    "prompt_cache_breakpoint": "openai.types.chat.ChatCompletionContentPartTextParam",
+}
+_CALL = _EVERYWHERE | {
+    "index": "openai's stream(...).get_final_completion() and LiteLLM: place of the call in the stream",
+    "status": "agents: completed, incomplete",
+    "thought_signature": "Google's models behind gateways",
+}
+_FUNCTION = {
+    "parsed_arguments": "openai's chat.completions.parse() with pydantic_function_tool",
+    "provider_specific_fields": "LiteLLM's calls",
+    "thought_signature": "Google's models behind gateways",
+}
+_DEFINITION = {
+    "allowed_callers": "Anthropic's tools: the model or its code may call them",
+    "cache_control": "Anthropic's prompt caching; LiteLLM and agents set it on tools",
+    "defer_loading": "Anthropic's and OpenAI's search of tools",
+    "eager_input_streaming": "Claude Code: how Anthropic's servers cut the arguments of a stream",
+    "input_examples": "Anthropic's tools: arguments that show how a tool is used",
+}
+
+MESSAGE_FIELDS = frozenset(_MESSAGE)
+"""Fields of a message without effect."""
+ASSISTANT_FIELDS = MESSAGE_FIELDS | _ASSISTANT.keys()
+"""Fields of an assistant's message without effect."""
+PART_FIELDS = frozenset(_PART)
+"""Fields of a part of a message's content without effect."""
+CALL_FIELDS = frozenset(_CALL)
+"""Fields of a tool call without effect."""
+FUNCTION_FIELDS = frozenset(_FUNCTION)
+"""Fields of a called function without effect."""
+DEFINITION_FIELDS = frozenset(_DEFINITION)
+"""Fields of a tool, and of the definition of its function, without effect."""
+
+
+def kept_fields(value: dict[str, Any], unused: Set[str]) -> dict[str, Any]:
+    """Return the fields of an object that take effect: those that are neither null nor unused."""
+    return {name: item for name, item in value.items() if item is not None and name not in unused}
+
+
+class SentBack(RequestBody):
+    """An object of a conversation. Null and fields that clients send back mean the same as leaving the field out."""
+
+    unused: ClassVar[frozenset[str]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused_fields(cls, value: Any) -> Any:
+        return kept_fields(value, cls.unused) if isinstance(value, dict) else value

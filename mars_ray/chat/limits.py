@@ -1,0 +1,13 @@
+"""Sizes of a conversation, because checking each message, part, tool or call delays all other callers."""
+
+MESSAGES_MAX = 4096
+"""Maximum messages of one conversation."""
+
+PARTS_MAX = 4096
+"""Maximum parts in the content of one message."""
+
+TOOLS_MAX = 1024
+"""Maximum tools of one conversation."""
+
+CALLS_MAX = 4096
+"""Maximum tool calls in the messages of one conversation."""
