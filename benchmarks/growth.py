@@ -221,7 +221,7 @@ def driver(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the processor time of the driver for tables of results, and its rate with waits for the disk."""
     tables = [to_table(block) for block in results(arguments.rows)]
     with TemporaryDirectory(dir=".") as folder, open_output(Path(folder) / "out", new=False) as output:
-        output.begin("parquet", {"source": "text"})
+        output.begin("parquet", {"source": ["text"]})
         job = Job(output, total=arguments.rows, workers=256, settings={}, clock=time.monotonic)
         began_s = time.monotonic()
         us = cost_us(lambda: deque(map(job.add, tables), maxlen=0), arguments.rows)

@@ -17,6 +17,8 @@ from mars_ray.storage.location import AnyPath
 
 Conversation = tuple[Message, ...]
 
+PROMPT_COLUMNS = ("messages", "prompt")
+"""Columns that hold the prompt, unless a setting names another one; the first that is not null counts."""
 READ_RECORDS = 256
 
 
@@ -34,17 +36,23 @@ def read_prompts(path: AnyPath) -> list[Conversation]:
     return prompts
 
 
+def prompt_column_of(fields: Mapping[str, Any], column: str | None = None) -> str | None:
+    """Return the name of the column that holds the prompt; None if the record has no prompt."""
+    names = PROMPT_COLUMNS if column is None else (column,)
+    # In parquet every row has every column, so null means that a field is absent.
+    return next((name for name in names if fields.get(name) is not None), None)
+
+
 def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[str, Any]:
     """Return the messages of a record before they are checked, and the name of their column.
 
     `column` is the only column to read; None means `messages`, or `prompt` in records without `messages`. Raises
     `BadRecordError` for a record without either.
     """
-    # In parquet every row has every column, so null means that a field is absent.
-    columns = ("messages", "prompt") if column is None else (column,)
-    name = next((name for name in columns if fields.get(name) is not None), None)
+    name = prompt_column_of(fields, column)
     if name is None:
         missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
+        columns = PROMPT_COLUMNS if column is None else (column,)
         raise BadRecordError(f"it has {missing}, only {shortened(sorted(fields))}", missing=columns)
     value = fields[name]
     if name == "messages":

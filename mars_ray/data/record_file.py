@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mars_ray.data.arrow_json import json_rows
 from mars_ray.errors import DataError
 from mars_ray.storage.location import AnyPath, check_reachable, is_url, locate, locate_url, store_errors
 
@@ -141,13 +142,8 @@ def _lines(path: AnyPath) -> Iterator[bytes]:
 def _parquet_records(path: AnyPath, batch_records: int) -> Iterator[bytes]:
     with path.open("rb") as stored, pq.ParquetFile(stored) as file:
         for batch in file.iter_batches(batch_size=batch_records):
-            for row in batch.to_pylist():
-                yield json.dumps(row, default=_as_text).encode()
-
-
-def _as_text(value: object) -> str:
-    # Some writers store text as bytes. Bytes that are not UTF-8 become lone surrogates, which `records` refuses.
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+            for row in json_rows(batch):
+                yield json.dumps(row).encode()
 
 
 @contextmanager
@@ -156,7 +152,6 @@ def _damage_named(path: AnyPath) -> Iterator[None]:
         yield
     except DataError:
         raise
-    # Arrow raises ValueError or OverflowError for a value that Python cannot represent; object stores raise errors of
-    # their own.
+    # Arrow and object stores raise errors of their own.
     except Exception as error:
         raise DataError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error

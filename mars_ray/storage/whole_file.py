@@ -11,16 +11,24 @@ from upath import UPath
 from mars_ray.errors import RunError
 from mars_ray.storage.location import AnyPath, store_errors
 
+WRITE_ADVICE = "Make room or remove the cause, then give the same command again."
+
 
 def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
     """Durably replace the contents of a file with the concatenated `parts`. Raises `RunError` if it cannot be
     written."""
-    advice = "Make room or remove the cause, then give the same command again."
-    with store_errors(path.parent, RunError, "Cannot write to", advice):
+    with store_errors(path.parent, RunError, "Cannot write to", WRITE_ADVICE):
         if isinstance(path, Path):
             _to_disk(path, parts)
         else:  # an object appears only after its upload is complete
             path.fs.pipe_file(path.path, b"".join(parts))
+
+
+def write_new_object(path: AnyPath, content: bytes) -> None:
+    """Write an object unless it exists. Raises `RunError` if it cannot be written."""
+    assert isinstance(path, UPath)
+    with store_errors(path.parent, RunError, "Cannot write to", WRITE_ADVICE):
+        create_object(path, content)
 
 
 def write_lines(path: AnyPath, lines: Iterable[str]) -> None:

@@ -1,80 +1,192 @@
 """The schema of the output: one for all rows, however they differ."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.rows.columns import ANSWER_COLUMNS, COLUMNS_MAX, Survey, table_of
-from mars_ray.errors import DataError
+from mars_ray.batch.output.shards import FileFormat, new_shard, rewritten_shard
+from mars_ray.batch.rows.columns import (
+    ANSWER_COLUMNS,
+    COLUMNS_MAX,
+    FLOAT64,
+    ColumnKinds,
+    Survey,
+    kept_name,
+    lines_of,
+    notes_on,
+    output_schema,
+    table_of,
+    united,
+    widened,
+)
+from mars_ray.data.arrow_json import BYTES, text_of_bytes
+from mars_ray.errors import DataError, RunError
 
-OURS_GIVEN = {"id": "a", "sample": 0, "prompt": "p", "text": "t", "tokens": 3, "forwards": 2, "tokens_per_forward": 1.5}
-values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8"))
-rows = st.lists(st.dictionaries(st.sampled_from("abcd"), values | st.lists(st.integers(), max_size=2)), max_size=8)
+Rows = list[dict[str, Any]]
+ANSWER = {"id": "a", "sample": 0, "prompt": "p", "text": "t", "tokens": 3, "forwards": 2, "tokens_per_forward": 1.5}
+numbers = st.integers() | st.sampled_from([2**53, 2**53 + 1, -(2**63), 2**63, 2**64 - 1]) | st.floats()
+texts = st.text(st.characters(codec="utf-8")) | st.text(st.characters(exclude_categories=()), max_size=3)
+binaries = (st.binary(max_size=9) | st.just(b"\xff" * 5000)).map(text_of_bytes)
+scalars = st.none() | st.booleans() | numbers | texts | binaries
+values = scalars | st.lists(scalars, max_size=2) | st.dictionaries(texts, scalars, max_size=2)
+names = st.sampled_from(["a", "b", "c", "text", "input_text", "input_input_text", "\ud83d", "", "id"])
+any_rows = st.lists(st.dictionaries(names, values), max_size=8)
 
 
-def surveyed(given: list[dict[str, Any]]) -> Survey:
+def surveyed(*parts: Rows) -> ColumnKinds:
     survey = Survey()
-    survey.add(json.dumps(row).encode() for row in given)
-    return survey
+    for part in parts:
+        survey.add(json.dumps(row).encode() for row in part)
+    return survey.kinds
 
 
-def meaning(value: Any, kind: pa.DataType, given: Any) -> bool:
-    if given is None:
-        return value is None
-    return bool(value == given) or (kind == pa.string() and json.loads(value) == given)
+def records(rows: Rows) -> list[str]:
+    """Return rows as records of the output, which `parse_row` has cleared of NaN."""
+    cleared = json.loads(json.dumps(rows), parse_constant=lambda _: None)
+    return [
+        json.dumps(ANSWER | {kept_name(name): value for name, value in row.items() if name != "id"}) for row in cleared
+    ]
 
 
-@given(rows)
-def test_every_value_of_every_row_comes_back(given: list[dict[str, Any]]) -> None:
-    survey = surveyed(given)
-    assert survey.rows == len(given)
-    table = table_of([json.dumps(OURS_GIVEN | row) for row in given], survey.kinds)
-    for found, row in zip(table.to_pylist(), given, strict=True):
-        for name, value in row.items():
-            assert meaning(found[name], table.schema.field(name).type, value)
+def columns(rows: Rows, *names: str) -> Rows:
+    return table_of(records(rows), surveyed(rows)).select(list(names)).to_pylist()
 
 
-@given(rows, rows)
-def test_all_shards_have_one_schema(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
-    kinds = surveyed(one + other).kinds
-    first, second = (table_of([json.dumps(OURS_GIVEN | row) for row in part], kinds) for part in (one, other))
-    assert first.schema == second.schema
+def notes(rows: Rows, *, jsonl: bool = False) -> list[str]:
+    return list(notes_on(surveyed(rows), jsonl=jsonl))
 
 
-def test_columns_of_one_kind_keep_it_and_others_become_json_text() -> None:
-    kinds = surveyed([{"n": 1, "x": 1, "y": "a", "z": [1]}, {"n": None, "x": 0.5, "y": True, "z": None}]).kinds
-    table = table_of([json.dumps(OURS_GIVEN | {"n": 1, "x": 1, "y": True, "z": [1]})], kinds)
-    assert table.select(["n", "x", "y", "z"]).to_pylist() == [{"n": 1, "x": 1.0, "y": "true", "z": "[1]"}]
+@given(any_rows, any_rows)
+def test_all_shards_have_one_schema(one: Rows, other: Rows) -> None:
+    kinds = surveyed(one, other)
+    assert table_of(records(one), kinds).schema == table_of(records(other), kinds).schema == output_schema(kinds)
 
 
-def test_integers_that_no_float_holds_are_kept_beside_floats() -> None:
-    given: list[dict[str, Any]] = [{"n": 2**53 + 1, "m": 2**53 + 1}, {"n": 0.5, "m": 1}]
-    kinds = surveyed(given).kinds
-    table = table_of([json.dumps(OURS_GIVEN | row) for row in given], kinds)
-    assert table.select(["n", "m"]).to_pylist() == [{"n": "9007199254740993", "m": 2**53 + 1}, {"n": "0.5", "m": 1}]
+@given(any_rows, any_rows, any_rows)
+def test_a_table_that_was_widened_equals_one_of_all_input_at_once(one: Rows, two: Rows, three: Rows) -> None:
+    kinds = surveyed(one, two, three)
+    table = table_of(records(one), surveyed(one))
+    for known in (surveyed(one, two), kinds, kinds):
+        table = widened(table, known)
+    expected = table_of(records(one), kinds)
+    assert (table.schema, table.to_pylist()) == (expected.schema, expected.to_pylist())
 
 
-def test_a_column_that_has_the_name_of_one_of_ours_is_kept_beside_it() -> None:
-    kinds = surveyed([{"id": "a", "text": 7}]).kinds
-    table = table_of([json.dumps(OURS_GIVEN | {"input_text": 7})], kinds)
-    assert table.schema.names == [*ANSWER_COLUMNS, "input_text"]
-    assert table["input_text"].to_pylist() == [7]
+@given(any_rows, any_rows)
+def test_lines_that_were_widened_equal_those_of_all_input_at_once(one: Rows, other: Rows) -> None:
+    kinds = surveyed(one, other)
+    lines = list(lines_of(lines_of(records(one), surveyed(one)), kinds))
+    assert [json.loads(line) for line in lines] == [json.loads(line) for line in lines_of(records(one), kinds)]
+    assert list(lines_of(lines, kinds)) == lines
+    "".join(lines).encode()
+
+
+@given(any_rows, any_rows)
+def test_the_kinds_of_two_inputs_are_those_of_both_together(one: Rows, other: Rows) -> None:
+    assert united(surveyed(one), surveyed(other)) == surveyed(one, other) == surveyed(other, one)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1))))
+def test_columns_of_one_kind_keep_their_values(rows: Rows) -> None:
+    kinds = {name: {type(row.get(name)) for row in rows} - {type(None)} for name in "abc"}
+    for record, row in zip(table_of(records(rows), surveyed(rows)).to_pylist(), rows, strict=True):
+        assert all(record[name] == value for name, value in row.items() if len(kinds[name]) == 1)
+
+
+@given(st.integers(-(2**53), 2**53))
+def test_a_number_that_conflicts_with_text_has_one_text_whatever_its_type(number: int) -> None:
+    assert columns([{"k": number}, {"k": float(number)}, {"k": "x"}], "k") == [
+        {"k": str(number)},
+        {"k": str(number)},
+        {"k": "x"},
+    ]
+
+
+def test_values_of_several_kinds_become_text_and_lists_json_text() -> None:
+    rows = [{"k": value} for value in (1, 1.5, True, "x", None, [1, "é"], {"a": None})]
+    assert [row["k"] for row in columns(rows, "k")] == ["1", "1.5", "true", "x", None, '[1, "é"]', '{"a": null}']
+    assert columns([{"z": [1]}, {"z": {"a": "b"}}], "z") == [{"z": "[1]"}, {"z": '{"a": "b"}'}]
+    assert notes([{"z": [1]}, {"z": {"a": "b"}}, {"n": 1}, {"n": 1.5}, {"n": None}]) == []
+    assert notes([{"k": 1, "z": [1]}, {"k": "x", "z": True}]) == [
+        "column 'k' has numbers and text; it is written as text",
+        "column 'z' has booleans and lists or objects; it is written as text",
+    ]
+
+
+def test_integers_become_floats_only_if_no_digit_is_lost() -> None:
+    rows: Rows = [{"n": FLOAT64[-1] + 1, "m": 2**53 + 1, "f": 1}, {"n": 0.5, "m": 1, "f": 0.5}]
+    assert columns(rows, "n", "m", "f") == [
+        {"n": "9007199254740993", "m": 2**53 + 1, "f": 1.0},
+        {"n": "0.5", "m": 1, "f": 0.5},
+    ]
+    assert notes(rows) == ["column 'n' has large integers and fractions; it is written as text"]
+    assert columns([{"h": 2**64 - 1}, {"h": 1}], "h") == [{"h": "18446744073709551615"}, {"h": "1"}]
+
+
+def test_bytes_stay_bytes_and_large_ones_are_left_out_by_name() -> None:
+    digest, image = text_of_bytes(b"\x89\xff"), text_of_bytes(b"\xff" * 5000)
+    rows: Rows = [
+        {"digest": digest, "image": image, "photo": {"bytes": image}, "small": {"bytes": digest}},
+        {"digest": "text", "image": digest, "photo": None, "small": None},
+    ]
+    table = table_of(records(rows), surveyed(rows))
+    assert table["digest"].to_pylist() == [b"\x89\xff", b"text"]
+    assert table["small"].to_pylist() == ['{"bytes": "if8="}', None]
+    assert set(table.column_names) == {*ANSWER_COLUMNS, "digest", "small"}
+    assert notes(rows) == [
+        "column 'digest' has bytes and text; it is written as bytes",
+        "column 'image' is left out of the output, because it has binary values of over 4096 bytes",
+        "column 'photo' is left out of the output, because it has binary values of over 4096 bytes",
+    ]
+    assert notes([{"digest": digest}]) == []
+    assert notes([{"digest": digest}], jsonl=True) == ["column 'digest' has bytes; they are written as base64 text"]
+    [line] = lines_of(records([{"digest": digest, "image": image}]), surveyed(rows))
+    assert json.loads(line) == ANSWER | {"digest": "if8="}
+
+
+def test_a_text_with_the_mark_of_bytes_is_written_too() -> None:
+    assert columns([{"a": BYTES + "no base64"}], "a") == [{"a": b"no base64"}]
+
+
+def test_half_of_a_surrogate_pair_is_replaced_and_said_by_name() -> None:
+    rows: Rows = [{"note": "a\ud83d", "tags": ["\udc00"], "\ud83d": 1}, {"note": "b", "tags": []}]
+    assert columns(rows, "note", "tags") == [{"note": "a\ufffd", "tags": '["\ufffd"]'}, {"note": "b", "tags": "[]"}]
+    assert notes(rows) == [
+        "column 'note' has halves of surrogate pairs; they are written as U+FFFD",
+        "column 'tags' has halves of surrogate pairs; they are written as U+FFFD",
+        r"column '\ud83d' is left out of the output, because its name has half of a surrogate pair",
+    ]
+    [line, _] = lines_of(records(rows), surveyed(rows))
+    assert json.loads(line) == ANSWER | {"note": "a\ufffd", "tags": ["\ufffd"]}
+
+
+def test_lines_are_left_as_they_are_where_json_can_hold_the_values() -> None:
+    texts = records([{"k": 1, "z": [1.0]}, {"k": 1.5, "new": True}])
+    assert list(lines_of(texts, surveyed([{"k": 1, "z": [1.0]}, {"k": 1.5, "new": True}]))) == texts
+    mixed = surveyed([{"k": 1}, {"k": "x"}])
+    assert [json.loads(line)["k"] for line in lines_of(texts, mixed)] == ["1", "1.5"]
+
+
+@given(st.sets(st.text("_abt") | st.sampled_from([*ANSWER_COLUMNS, "input_text", "input_input_text", "input_id"])))
+def test_columns_keep_different_names_that_no_answer_column_has(names: set[str]) -> None:
+    kept = {kept_name(name) for name in names - {"id"}}
+    assert len(kept) == len(names - {"id"}) and kept.isdisjoint(ANSWER_COLUMNS)
 
 
 def test_logprobs_have_a_type_of_their_own() -> None:
     logprobs = [{"token": 5, "logprob": -0.5, "top": [[5, -0.5], [6, -1.5]]}]
-    found = table_of([json.dumps(OURS_GIVEN | {"logprobs": logprobs})], {})["logprobs"].to_pylist()
-    assert found == [[{"token": 5, "logprob": -0.5, "top": [[5.0, -0.5], [6.0, -1.5]]}]]
+    written = table_of([json.dumps(ANSWER | {"logprobs": logprobs})], {})["logprobs"].to_pylist()
+    assert written == [[{"token": 5, "logprob": -0.5, "top": [[5.0, -0.5], [6.0, -1.5]]}]]
 
 
 def test_what_is_no_object_is_a_row_too() -> None:
     survey = Survey()
     survey.add([b"no json", b"[1]", b'{"a": 1}'])
-    assert (survey.rows, survey.kinds) == (3, {"a": "int"})
+    assert (survey.rows, survey.kinds) == (3, {"a": ["int"]})
 
 
 def test_rows_with_ever_new_columns_are_refused_with_the_bound() -> None:
@@ -82,3 +194,21 @@ def test_rows_with_ever_new_columns_are_refused_with_the_bound() -> None:
     survey.add(json.dumps({f"column {number}": 1}).encode() for number in range(COLUMNS_MAX))
     with pytest.raises(DataError, match="more than 1000 different columns"):
         survey.add([b'{"one more": 1}'])
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_a_shard_is_rewritten_only_if_the_kinds_change_it(format: FileFormat, tmp_path: Path) -> None:
+    path = tmp_path / f"part-00000.{format}"
+    texts = records([{"k": 1}, {"k": 2}])
+
+    def written(*rows: dict[str, Any]) -> ColumnKinds:
+        return surveyed([{"k": 1}, *rows])
+
+    path.write_bytes(new_shard(texts, written(), format))
+    assert rewritten_shard(path, written({"k": 2**60})) is None
+    assert rewritten_shard(path, written({"k": "x"})) == new_shard(texts, written({"k": "x"}), format)
+    path.write_bytes(path.read_bytes()[:-9] + b"\xff")
+    with pytest.raises(RunError, match=r"part-00000\.\w+ is damaged: .* Restore the file"):
+        rewritten_shard(path, written({"k": "x"}))
+    path.unlink()
+    assert rewritten_shard(path, written({"k": "x"})) is None

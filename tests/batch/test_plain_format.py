@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings, plain_id
 from mars_ray.batch.rows.template import CHARACTERS_MAX
+from mars_ray.data.arrow_json import BYTES
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.mode import Mode
@@ -138,8 +139,7 @@ def test_a_trace_says_which_tokens_came_together(tokenizer: PreTrainedTokenizerB
         (raw(prompt="x", id=True), "'id' must be text or an integer, not bool"),
         (b'{"prompt": "\\ud800"}', "not valid Unicode"),
         (b'{"prompt": "x", "id": "\\ud800"}', "not valid Unicode"),
-        (b'{"prompt": "x", "other": [{"\\ud800": 1}]}', "not valid Unicode"),
-        (raw(prompt="x", text="a", input_text="b"), "both 'text' and 'input_text'"),
+        (b'{"prompt": "x", "sampling": {"stop": "\\ud800"}}', "'sampling' is not valid Unicode"),
     ],
 )
 def test_a_bad_row_is_refused_with_the_reason(row_format: PlainFormat, text: bytes, reason: str) -> None:
@@ -299,11 +299,40 @@ def test_each_sequence_is_a_record_and_the_own_columns_are_kept(row_format: Plai
     assert (second["sample"], second["text"], second["logprobs"]) == (1, "no", [])
 
 
-def test_only_columns_that_would_take_one_anothers_name_stand_in_each_others_way(row_format: PlainFormat) -> None:
-    [record] = row_format.output_records(
-        row_format.parse("1", raw(id=1, input_id=2, prompt="x", input_text="y")), [ANSWER]
-    )
-    assert (record["id"], record["input_id"], record["input_text"]) == ("1", 2, "y")
+def test_columns_that_would_get_one_name_get_two(row_format: PlainFormat) -> None:
+    row = row_format.parse("1", raw(id=1, input_id=2, prompt="x", text="y", input_text="z"))
+    [record] = row_format.output_records(row, [ANSWER])
+    assert (record["id"], record["input_id"]) == ("1", 2)
+    assert (record["text"], record["input_text"], record["input_input_text"]) == ("so", "y", "z")
+
+
+def test_invalid_unicode_fails_only_a_row_whose_template_prints_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    row_format = PlainFormat(replace(SETTINGS, template="{{ title }}{{ note or '' }}"), tokenizer)
+    fields = {"title": "why?", "image": BYTES + "//4=", "\ud800": {"\udc00": ["\ud800"]}}
+    assert row_format.parse("a", raw(note=None, **fields)).columns == {"note": None} | fields
+    for note, reason in (("\ud83d", "half of a surrogate pair"), (BYTES + "//4=", "bytes that are not UTF-8 text")):
+        with pytest.raises(BadRecordError, match=f"the template cannot be filled: it prints {reason}"):
+            row_format.parse("a", raw(note=note, **fields))
+
+
+def test_a_used_column_with_bytes_is_refused_by_name(row_format: PlainFormat) -> None:
+    with pytest.raises(BadRecordError, match="'prompt' is not valid Unicode: it has bytes that are not UTF-8 text"):
+        row_format.parse("a", raw(prompt=BYTES + "//4="))
+    assert row_format.parse("a", raw(prompt=BYTES + "//4=", messages=[USER])).prompt_text == "why?"
+
+
+def test_sampling_may_be_json_text(row_format: PlainFormat) -> None:
+    sampling = {"top_k": 3, "schema": {"type": "object", "default": None}, "logit_bias": {"6": 1.5}}
+    as_object = row_format.parse("a", raw(prompt="x", sampling=sampling)).request
+    assert row_format.parse("a", raw(prompt="x", sampling=json.dumps(sampling))).request == as_object
+    for text, reason in (
+        ("{top_k: 3}", "which is not JSON"),
+        ("[3]", "must be an object"),
+        ('{"k": 3}', "unknown"),
+        ('{"stop": "\\ud800"}', "is not valid Unicode"),
+    ):
+        with pytest.raises(RequestError, match=f"sampling .*{reason}"):
+            row_format.parse("a", raw(prompt="x", sampling=text))
 
 
 def test_logprobs_are_there_only_when_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -1,6 +1,7 @@
 """Every row is one row, and the same one in every run."""
 
 import json
+import math
 from functools import partial
 from typing import Any
 
@@ -71,7 +72,17 @@ def test_keys_differ_and_are_the_same_in_every_run_however_the_rows_come(raws: l
         assert row_ids.assign(raws[:cut]) + row_ids.assign(raws[cut:]) == whole
 
 
-@pytest.mark.parametrize("value", [[1], {}, 1.5, True, "\ud800"])
+@given(st.integers(-(2**53), 2**53))
+def test_a_whole_number_has_the_id_of_the_integer(number: int) -> None:
+    assert id_in({"key": float(number)}, "key") == id_in({"key": number}, "key") == str(number)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, ""])
+def test_an_id_without_a_value_is_no_id(value: object) -> None:
+    assert id_in({"key": value}, "key") is None
+
+
+@pytest.mark.parametrize("value", [[1], {}, 1.5, 1e300, True, "\ud800"])
 def test_an_id_that_is_none_is_refused_with_the_reason_or_passed_over(value: object) -> None:
     with pytest.raises(BadRecordError, match=r"'key' (must be text or an integer|is not valid Unicode)"):
         id_in({"key": value}, "key")

@@ -8,7 +8,8 @@ import pytest
 
 from mars_ray.batch.rows.row_options import sampling_of
 from mars_ray.batch.rows.row_tables import RowResult, from_row_table
-from mars_ray.batch.rows.stage_rows import STAGE_COLUMNS, rows_to_answer, with_answers, with_requests
+from mars_ray.batch.rows.stage_rows import STAGE_COLUMNS, Preprocess, rows_to_answer, with_answers, with_requests
+from mars_ray.data.arrow_json import BYTES
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ConfigError, RequestError
@@ -96,3 +97,56 @@ def test_sampling_holds_every_parameter_and_comes_before_columns_and_job() -> No
     asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     for sampling in ({"schema": SCHEMA}, {"schema": json.dumps(SCHEMA)}, {"response_format": asked}):
         assert sampling_of("id", {"sampling": sampling}, SamplingParams()).grammar == grammar
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "a", "parameters": {"properties": {name: {"type": "string"}}}}}
+    for name in ("x", "y")
+]
+
+
+@pytest.mark.parametrize(
+    "preprocess", [None, lambda row: {name: row[name] for name in ("prompt", "tools", "sampling")}]
+)
+def test_a_null_field_of_a_struct_is_absent_from_a_request(preprocess: Preprocess | None) -> None:
+    rows = [
+        {"prompt": "a", "tools": [TOOLS[0]], "sampling": {"logit_bias": {"5": 1.0}}},
+        {"prompt": "b", "tools": [TOOLS[1]], "sampling": {"logit_bias": {"6": 2.0}}},
+    ]
+    requests = with_requests(pa.Table.from_pylist(rows), preprocess)
+    _, raws = from_row_table(rows_to_answer(requests))
+    assert [json.loads(raw) for raw in raws] == rows
+
+
+def test_preprocess_sees_null_fields_and_may_return_nulls() -> None:
+    table = pa.table({"meta": [{"a": "x", "b": None}, {"a": None, "b": "y"}]})
+    requests = with_requests(
+        table, lambda row: {"prompt": str(row["meta"]["b"]), "sampling": {"seed": row["meta"]["b"]}}
+    )
+    _, raws = from_row_table(rows_to_answer(requests))
+    assert [json.loads(raw) for raw in raws] == [
+        {"prompt": "None", "sampling": {"seed": None}},
+        {"prompt": "y", "sampling": {"seed": "y"}},
+    ]
+
+
+@pytest.mark.parametrize("preprocess", [None, lambda row: {"prompt": row["prompt"]}])
+def test_columns_that_no_request_uses_pass_through_untouched(preprocess: Preprocess | None) -> None:
+    table = pa.table(
+        {
+            "prompt": ["a", "b"],
+            "image": pa.array([{"bytes": b"\x89\xff", "path": None}, None]),
+            "day": pa.array([2**62, None], pa.timestamp("s", "Europe/Berlin")),
+        }
+    )
+    requests = with_requests(table, preprocess)
+    _, raws = from_row_table(rows_to_answer(requests))
+    assert [json.loads(raw) for raw in raws] == [{"prompt": "a"}, {"prompt": "b"}]
+    rows = with_answers(requests, [answered({"text": "A"})] * 2, raise_errors=True)
+    assert rows.select(table.column_names).equals(table)
+
+
+def test_bytes_in_a_request_are_text_if_they_are_utf8() -> None:
+    requests = with_requests(pa.table({"prompt": [b"a\xc3\xa9", b"\xff"]}), None)
+    _, raws = from_row_table(rows_to_answer(requests))
+    assert [json.loads(raw) for raw in raws] == [{"prompt": "aé"}, {"prompt": BYTES + "/w=="}]

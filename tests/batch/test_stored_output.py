@@ -78,7 +78,7 @@ def test_a_shard_that_a_kill_kept_from_being_written_is_written_by_the_next_driv
         raise Killed
 
     with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch, begun(bucket / "out") as output:
-        patch.setattr(folder, "write_file", die)
+        patch.setattr(folder, "write_new_object", die)
         output.take([row_result(number) for number in range(6)], run_s=0.0)
     assert ids_in(bucket / "out") == []
     with begun(bucket / "out") as output:

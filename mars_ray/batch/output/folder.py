@@ -8,30 +8,32 @@ Never: loses a result after `take` has returned, or lets two jobs write to the s
 A row is done once its result is in the ledger or, for an output in a store, in the log of the job. The records of
 finished rows then move to shards of `ROWS_PER_SHARD` records. Records are removed from the ledger after their shard is
 written; if the driver is killed in between, the same records are written to the same shard again. In a store, the name
-of the errors file contains the number of the last event in the log, so an errors file is never overwritten. Otherwise,
-a driver that has lost its job to a new driver could replace the file of the new driver.
+of the errors file contains the number of the last event in the log, so an errors file is never overwritten, and a shard
+is written only if it does not exist. Otherwise, a driver that has lost its job to a new driver could replace a file of
+the new driver.
+
+All shards have the schema of `columns`, which depends on all input. If a run adds input that changes the schema, the
+shards are rewritten before the first row of the run is answered. A run that was killed in between leaves shards of both
+schemas, and the next run rewrites them again, which does not change the shards that are already rewritten.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Literal
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import Event, JobLog
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.report_page import job_page
-from mars_ray.batch.rows.columns import Kind, table_of
+from mars_ray.batch.output.shards import FileFormat, new_shard, rewritten_shard
+from mars_ray.batch.rows.columns import ColumnKinds, notes_on, united
 from mars_ray.batch.rows.row_tables import RowResult
+from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
-from mars_ray.storage.whole_file import write_file, write_lines
+from mars_ray.storage.whole_file import write_file, write_lines, write_new_object
 
 ROWS_PER_SHARD = 10_000
-FileFormat = Literal["parquet", "jsonl"]
 
 
 class OutputFolder:
@@ -44,7 +46,7 @@ class OutputFolder:
         self._log = log
         self._rows = folder / "rows"
         self._had_errors = False
-        self._kinds: dict[str, Kind | None] = {}
+        self._kinds = ledger.kinds("input")
         self._format: FileFormat = "parquet"
         self._in_step = True
         """True if the ledger and the log agree. A Ctrl-C between the writes to the ledger and the log leaves this
@@ -52,16 +54,26 @@ class OutputFolder:
         self._existing_shards: set[str] = set()
         """Shards that `replay` does not need to write again."""
 
-    def begin(self, format: FileFormat, kinds: dict[str, Kind | None]) -> None:
-        """Begin a run whose shards have this format and whose input columns have these kinds.
+    def begin(self, format: FileFormat, kinds: ColumnKinds) -> None:
+        """Begin a run whose shards have this format and whose input has values of these kinds.
 
-        Raises `RunError` if another driver begins at the same time.
+        The shards of earlier runs are rewritten if the columns have changed. Raises `RunError` if writing fails or
+        another driver begins at the same time.
         """
+        kinds = united(self.ledger.kinds("input"), kinds)
         if self._log is not None:
             self._log.append("begin", {"format": format, "kinds": kinds, "settings": self.ledger.settings()})
-        self._format = format
-        self._kinds = kinds
-        self.history.begin()
+        self._begin(format, kinds)
+        if self.ledger.kinds("shards") != kinds:
+            self._widen_shards()
+            if self._log is not None:
+                self._log.append("widened")
+            self.ledger.set_kinds("shards", kinds)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each input column whose values are not written as they are."""
+        return tuple(notes_on(self._kinds, jsonl=self._format == "jsonl"))
 
     def take(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
         """Store results that arrived `run_s` seconds after the run began, and return those that are new.
@@ -112,9 +124,9 @@ class OutputFolder:
             match event.kind:
                 case "begin":
                     self.ledger.check_settings(event.details["settings"])
-                    self._format = event.details["format"]
-                    self._kinds = event.details["kinds"]
-                    self.history.begin()
+                    self._begin(event.details["format"], event.details["kinds"])
+                case "widened":
+                    self.ledger.set_kinds("shards", self._kinds)
                 case "flush":
                     self._shelve_all()
                 case "forget errors":
@@ -127,6 +139,25 @@ class OutputFolder:
             return
         write_file(self.folder / "report.json", [json.dumps(asdict(report), indent=2).encode() + b"\n"])
         write_file(self.folder / "report.html", [job_page(report).encode()])
+
+    def _begin(self, format: FileFormat, kinds: ColumnKinds) -> None:
+        self._format = format
+        self._kinds = kinds
+        self.ledger.set_kinds("input", kinds)
+        if not self.ledger.shards:
+            self.ledger.set_kinds("shards", kinds)
+        self.history.begin()
+
+    def _widen_shards(self) -> None:
+        names = self.ledger.shard_names()
+        with ProgressLine("rewrite the output for new columns", total=len(names)) as progress:
+            for number, name in enumerate(names, 1):
+                content = rewritten_shard(self._rows / name, self._kinds)
+                if content is not None:
+                    if self._log is not None:
+                        self._log.check_driver()
+                    write_file(self._rows / name, [content])
+                progress.update(number, {})
 
     def _note(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
         with self.ledger.transaction():
@@ -157,15 +188,16 @@ class OutputFolder:
     def _shelve_all(self) -> None:
         while self.ledger.waiting:
             self._shelve()
+        if self.ledger.done and not self.ledger.shards and self._format == "parquet":
+            self._shelve()  # no row has an answer; a table without rows can be read, a folder without files cannot
 
     def _shelve(self) -> None:
         texts = self.ledger.records(ROWS_PER_SHARD)
         name = f"part-{self.ledger.shards:05d}.{self._format}"
         if name not in self._existing_shards:
-            if self._format == "parquet":
-                buffer = pa.BufferOutputStream()
-                pq.write_table(table_of(texts, self._kinds), buffer)
-                write_file(self._rows / name, [buffer.getvalue()])
+            content = new_shard(texts, self._kinds, self._format)
+            if self._log is None:
+                write_file(self._rows / name, [content])
             else:
-                write_lines(self._rows / name, texts)
+                write_new_object(self._rows / name, content)
         self.ledger.shelve(name, len(texts))

@@ -1,6 +1,7 @@
 """Log of a job in a store: numbered objects, appended by compare-and-swap.
 
-In:    the events of a job: a driver begins, results arrive, records are written to files, errors are forgotten.
+In:    the events of a job: a driver begins, shards are widened, results arrive, records are written to files, errors
+       are forgotten.
 Out:   the same events in the same order, for the next driver of the job, on any machine.
 Never: appends an event from one driver after another driver has begun.
 
@@ -32,7 +33,7 @@ COMMIT_S = 1.0
 """Seconds between writes of results to the log. If the driver dies, the results of up to this many seconds are lost."""
 READ_AT_ONCE = 256
 """Number of objects to read per request."""
-EventKind = Literal["begin", "results", "flush", "forget errors"]
+EventKind = Literal["begin", "widened", "results", "flush", "forget errors"]
 NEW_RESULTS = ("run_s", pa.float64())
 DETAILS = b"mars_ray"
 
@@ -133,6 +134,10 @@ class JobLog:
         written: Future[int] = self._writer.submit(self._append, kind, details or {})
         return written.result()
 
+    def check_driver(self) -> None:
+        """Raise `RunError` if another driver has begun or an earlier write failed."""
+        self._writer.submit(self._check_driver).result()
+
     def remove(self) -> None:
         """Remove the log, so that the folder no longer holds a job."""
         self._folder.fs.rm(self._folder.path, recursive=True)
@@ -156,6 +161,15 @@ class JobLog:
             raise
         self._next += 1
         return self._next - 1
+
+    def _check_driver(self) -> None:
+        self._raise_failure()
+        path = self._name(self._next)
+        advice = "Finished rows are kept; give the same command again."
+        with store_errors(self._folder, RunError, "Cannot read the job in", advice):
+            self._folder.fs.invalidate_cache()
+            if path.exists():
+                self._check_own(path)
 
     def _check_own(self, path: UPath) -> None:
         """Raise `RunError` unless this driver itself wrote the object, in an earlier request whose response was

@@ -14,8 +14,9 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from mars_ray.batch.rows.columns import ColumnKinds
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage.location import AnyPath
@@ -28,6 +29,7 @@ CREATE TABLE IF NOT EXISTS record (number INTEGER PRIMARY KEY, text TEXT);
 CREATE TABLE IF NOT EXISTS error (key BLOB PRIMARY KEY, kind TEXT, text TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS example (kind TEXT PRIMARY KEY, reason TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS shard (name TEXT PRIMARY KEY, records INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kinds (part TEXT PRIMARY KEY, kinds TEXT) WITHOUT ROWID;
 """
 """Tables of the database.
 
@@ -43,6 +45,7 @@ LATELY = 10_000
 KIND_CHARS = 200
 """Number of leading characters of a reason that determine its kind."""
 
+KindsOf = Literal["input", "shards"]
 LEDGER = Path(".job") / "ledger.sqlite"
 """Path of the ledger within the folder of a job."""
 
@@ -87,6 +90,18 @@ class Ledger:
     def setting(self, name: str) -> Any:
         """Return one stored setting; None for a new job."""
         return self.settings().get(name)
+
+    def kinds(self, part: KindsOf) -> ColumnKinds:
+        """Return the kinds of the values of each input column: in all inputs so far, or those for which all shards
+        were written."""
+        stored = self.connection.execute("SELECT kinds FROM kinds WHERE part = ?", (part,)).fetchone()
+        kinds: ColumnKinds = json.loads(stored[0]) if stored else {}
+        return kinds
+
+    def set_kinds(self, part: KindsOf, kinds: ColumnKinds) -> None:
+        """Store the kinds that `kinds` returns."""
+        with self.transaction():
+            self.connection.execute("INSERT OR REPLACE INTO kinds VALUES (?, ?)", (part, json.dumps(kinds)))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -147,6 +162,10 @@ class Ledger:
     def shards(self) -> int:
         """Number of shards written."""
         return self._number("SELECT count(*) FROM shard")
+
+    def shard_names(self) -> list[str]:
+        """Return the names of the shards written."""
+        return [name for (name,) in self.connection.execute("SELECT name FROM shard ORDER BY name")]
 
     @property
     def done(self) -> int:

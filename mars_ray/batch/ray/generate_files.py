@@ -42,6 +42,8 @@ from mars_ray.traces.trace_settings import traces_are_on
 
 READ_BYTES = 4 << 20
 """Maximum size of a block to read. With Ray's default, 128 MiB, workers would wait until most of the input is read."""
+NOTES = 10
+"""Maximum number of notes on columns to print. The report has all."""
 NO_PROGRESS_S = 24 * 3600
 """Seconds without a finished block after which Ray stops. Ray's default, 30 minutes, is too short for a 7B model on
 CPUs."""
@@ -60,6 +62,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
         survey = survey_input(plan.paths, options.limit)
         places = _connect(plan, survey.rows)
         output.begin(plan.file_format, plan.output_columns(survey.kinds))
+        _show_notes(output.notes)
         if options.retry_errors:
             output.forget_errors()
         trace_row, end_trace = _traces(survey.rows)
@@ -104,6 +107,13 @@ def generate_files(options: GenerateOptions) -> JobReport:
             "Run the same command to continue."
         )
     return report
+
+
+def _show_notes(notes: Sequence[str]) -> None:
+    for note in notes[:NOTES]:
+        print(f"{NAME}: {note}", file=sys.stderr)
+    if len(notes) > NOTES:
+        print(f"{NAME}: {len(notes) - NOTES} more notes on columns are in the report", file=sys.stderr)
 
 
 def _traces(rows: int) -> tuple[Callable[[RowResult], None], Callable[[JobReport], None]]:

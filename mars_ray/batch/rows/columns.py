@@ -1,29 +1,45 @@
 """Columns of the output, which come from the answers and from the input.
 
-All rows of the input are surveyed before any work starts, so that all shards have the same schema. A column whose
-values are all of one kind keeps its type. Any other column, such as a column of lists, becomes JSON text.
+In:    the kinds of the values of each input column, from a survey of all rows, and the records of answered rows.
+Out:   records that form one table: each column has one type, which depends only on the kinds of its values.
+Never: fails because of a value in the input.
+
+A column whose values are all of one kind keeps its type, and a column of lists or objects becomes JSON text. Numbers,
+booleans, lists and objects in a column with values of other kinds become text: `1`, `1.5`, `true`, `[1]`. The text of a
+number depends only on its value, not on its type, so values that were already written convert to the same text as the
+values of the input: the output of a job whose input grew equals the output of a job that had the whole input at once.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from mars_ray.batch.rows.row_format import JsonRecord
+from mars_ray.batch.rows.row_format import JsonRecord, text_fault
+from mars_ray.data.arrow_json import BLOB, BYTES, BYTES_MAX
 from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError
 
-Kind = Literal["bool", "int", "long", "float", "text", "json"]
-"""Kinds of column values. `long` is an integer that float64 cannot represent exactly."""
-TYPES: dict[Kind, pa.DataType] = {
+Kind = Literal["bool", "int", "long", "huge", "float", "text", "half", "json", "bytes", "blob"]
+"""Kinds of values. `long` is an integer that float64 cannot represent exactly, and `huge` one beyond 64 bits. `half` is
+half of a surrogate pair in a text or deeper. `json` is a list or an object. `bytes` are bytes that are not UTF-8, and
+`blob` stands for a large number of them."""
+ColumnKinds = dict[str, list[Kind]]
+"""Kinds of the values of each input column, sorted; empty for a column without values."""
+Written = Literal["bool", "int", "float", "text", "json", "bytes", "left out"]
+"""Types of columns in the output. `json` is JSON text in parquet, and a list or an object in JSONL."""
+TYPES: dict[Written, pa.DataType] = {
     "bool": pa.bool_(),
     "int": pa.int64(),
-    "long": pa.int64(),
     "float": pa.float64(),
     "text": pa.string(),
     "json": pa.string(),
+    "bytes": pa.binary(),
 }
 LOGPROBS = pa.list_(
     pa.struct([("token", pa.int64()), ("logprob", pa.float64()), ("top", pa.list_(pa.list_(pa.float64())))])
@@ -51,18 +67,28 @@ COLUMNS_MAX = 1000
 INT64 = range(-(2**63), 2**63)
 FLOAT64 = range(-(2**53), 2**53 + 1)
 """Integers that float64 represents exactly."""
+HALVES = re.compile("[\ud800-\udfff]")
+WORDS: dict[Kind, str] = {
+    "bool": "booleans",
+    "int": "numbers",
+    "long": "numbers",
+    "float": "numbers",
+    "huge": "integers beyond 64 bits",
+    "text": "text",
+    "json": "lists or objects",
+    "bytes": "bytes",
+}
 
 
 @dataclass(slots=True)
 class Survey:
-    """Number of rows in the input, and the kind of each column."""
+    """Number of rows in the input, and the kinds of the values of each column."""
 
     rows: int = 0
-    kinds: dict[str, Kind | None] = field(default_factory=dict)
-    """Kind of each column; None for a column without values."""
+    kinds: ColumnKinds = field(default_factory=dict)
 
     def add(self, raws: Iterable[bytes]) -> None:
-        """Count rows and note the kinds of their columns. Invalid rows are only counted.
+        """Count rows and note the kinds of their values. Invalid rows are only counted.
 
         Raises `DataError` for too many columns.
         """
@@ -72,8 +98,13 @@ class Survey:
                 fields = parse_object(raw)
             except (BadRecordError, RecursionError):
                 continue
+            escapes = b"\\ud" in raw or b"\\uD" in raw
             for name, value in fields.items():
-                self.kinds[name] = _common_kind(self.kinds.get(name), _kind(value))
+                known = self.kinds.setdefault(name, [])
+                for kind in _kinds(value, escapes=escapes):
+                    if kind not in known:
+                        known.append(kind)
+                        known.sort()
             if len(self.kinds) > COLUMNS_MAX:
                 raise DataError(
                     f"the first {self.rows} rows have more than {COLUMNS_MAX} different columns, and the output would "
@@ -81,42 +112,180 @@ class Survey:
                 )
 
 
-def table_of(texts: Sequence[str], kinds: dict[str, Kind | None]) -> pa.Table:
-    """Return a table of `PlainFormat` records given as JSON. `kinds` has the kind of each input column."""
-    input_kinds = {kept_name(name): kind or "json" for name, kind in kinds.items() if name != "id"}
-    schema = pa.schema([*ANSWER_COLUMNS.items(), *((name, TYPES[kind]) for name, kind in input_kinds.items())])
+def united(first: ColumnKinds, second: ColumnKinds) -> ColumnKinds:
+    """Return the kinds of the values of two inputs together."""
+    return {name: sorted({*first.get(name, ()), *second.get(name, ())}) for name in first | second}
+
+
+def notes_on(kinds: ColumnKinds, *, jsonl: bool) -> Iterator[str]:
+    """Yield a sentence for each column whose values are not written as they are."""
+    for name, values in kinds.items():
+        if name == "id":
+            continue
+        if fault := text_fault(name):
+            yield f"column {name!a} is left out of the output, because its name has {fault}"
+        elif "blob" in values:
+            yield f"column {name!r} is left out of the output, because it has binary values of over {BYTES_MAX} bytes"
+        elif note := _note(values, jsonl=jsonl):
+            yield f"column {name!r} has {note}"
+
+
+def output_schema(kinds: ColumnKinds) -> pa.Schema:
+    """Return the schema of all shards."""
+    return pa.schema([*ANSWER_COLUMNS.items(), *((name, TYPES[type]) for name, type in _written(kinds).items())])
+
+
+def table_of(texts: Sequence[str], kinds: ColumnKinds) -> pa.Table:
+    """Return a table of `PlainFormat` records given as JSON."""
     records: list[JsonRecord] = json.loads(f"[{','.join(texts)}]")  # faster than one call per record
-    for name in [name for name, kind in input_kinds.items() if kind == "json"]:
-        for record in records:
-            if record.get(name) is not None:
-                record[name] = json.dumps(record[name], ensure_ascii=False)
-    return pa.Table.from_pylist(records, schema=schema)
+    for name, type in _written(kinds).items():
+        convert = CONVERSIONS.get(type)
+        if convert is not None:
+            for record in records:
+                if record.get(name) is not None:
+                    record[name] = convert(record[name])
+    return pa.Table.from_pylist(records, schema=output_schema(kinds))
+
+
+def widened(table: pa.Table, kinds: ColumnKinds) -> pa.Table:
+    """Return a table that `table_of` made for some of the kinds as it would have made it for all of them."""
+    written = _written(kinds)
+
+    def column(field: pa.Field) -> pa.ChunkedArray | pa.Array:
+        if field.name not in table.column_names:
+            return pa.nulls(len(table), field.type)
+        column = table[field.name]
+        if column.type == field.type:
+            return column
+        convert = CONVERSIONS.get(written[field.name], lambda value: value)
+        return pa.array([None if value is None else convert(value) for value in column.to_pylist()], field.type)
+
+    schema = output_schema(kinds)
+    return pa.table([column(field) for field in schema], schema=schema)
+
+
+def lines_of(texts: Iterable[str], kinds: ColumnKinds) -> Iterator[str]:
+    """Yield `PlainFormat` records given as JSON with the values to write, as JSON.
+
+    Values are converted only where `table_of` makes text of them, because JSON needs no other conversion. Bytes become
+    base64 text. Lines that were already converted for some of the kinds may be converted again.
+    """
+    written = _written(kinds)
+    odd = {kept_name(name) for name, values in kinds.items() if text_fault(name) or "half" in values}
+    odd |= {kept_name(name) for name, values in kinds.items() if "blob" in values or "bytes" in values}
+    odd |= {name for name, type in written.items() if type == "text" and kinds.get(name) != ["text"]}
+    odd.discard("id")
+    for text in texts:
+        record = json.loads(text) if odd else {}
+        if odd.isdisjoint(record):
+            yield text
+            continue
+        for name in odd & record.keys():
+            type = written.get(name)
+            if type is None:
+                del record[name]
+            elif record[name] is not None:
+                converted = text_of(record[name])
+                record[name] = json.loads(converted) if type == "json" else converted
+        yield json.dumps(record, ensure_ascii=False)
 
 
 def kept_name(column: str) -> str:
-    """Return the output name of an input column, with the prefix `input_` if an answer column has the same name."""
-    return f"input_{column}" if column in ANSWER_COLUMNS else column
+    """Return the output name of an input column. It has the prefix `input_` if an answer column has the same name.
+
+    A column such as `input_text`, whose name an answer column would get, gets another prefix, so names stay different.
+    """
+    base = column
+    while base.startswith("input_"):
+        base = base.removeprefix("input_")
+    return f"input_{column}" if base in ANSWER_COLUMNS and base != "id" else column
 
 
-def _kind(value: Any) -> Kind | None:
+def text_of(value: Any) -> str:
+    """Return a JSON value as text. Equal numbers have equal texts, so 1.0 is "1"."""
+    if isinstance(value, float) and value.is_integer() and int(value) in FLOAT64:
+        return str(int(value))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return HALVES.sub("\ufffd", text.replace(BYTES, ""))
+
+
+def bytes_of(value: Any) -> bytes:
+    """Return a JSON value as bytes: its own bytes, or its text in UTF-8."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str) and value.startswith(BYTES):
+        try:
+            return b64decode(value.removeprefix(BYTES), validate=True)
+        except ValueError:  # a text of somebody who uses the same mark
+            pass
+    return text_of(value).encode()
+
+
+CONVERSIONS: Mapping[Written, Callable[[Any], Any]] = {
+    "float": float,
+    "text": text_of,
+    "json": text_of,
+    "bytes": bytes_of,
+}
+
+
+def _written(kinds: ColumnKinds) -> dict[str, Written]:
+    """Return the name and type of each input column in the output."""
+    types = {name: _type_of(frozenset(values)) for name, values in kinds.items() if not text_fault(name)}
+    return {kept_name(name): type for name, type in types.items() if type != "left out" and name != "id"}
+
+
+def _type_of(kinds: frozenset[Kind]) -> Written:
+    match sorted(kinds - {"half"}):
+        case [*all_kinds] if "blob" in all_kinds:
+            return "left out"
+        case [*all_kinds] if "bytes" in all_kinds:
+            return "bytes"
+        case ["int"] | ["long"] | ["int", "long"]:
+            return "int"
+        case ["float"] | ["float", "int"]:
+            return "float"
+        case ["bool"]:
+            return "bool"
+        case ["json"]:
+            return "json"
+    return "text"
+
+
+def _note(kinds: list[Kind], *, jsonl: bool) -> str:
+    """Return how the values of a column differ from the input's, or an empty text if they do not."""
+    type = _type_of(frozenset(kinds))
+    words = list(dict.fromkeys(WORDS[kind] for kind in kinds if kind != "half"))
+    notes = []
+    if type in ("text", "bytes") and words not in ([], [type]):
+        words = ["large integers", "fractions"] if words == ["numbers"] else words
+        notes.append(f"{' and '.join(words)}; it is written as {type}")
+    if type == "bytes" and jsonl:
+        notes.append("bytes; they are written as base64 text")
+    if "half" in kinds:
+        notes.append("halves of surrogate pairs; they are written as U+FFFD")
+    return ", and ".join(notes)
+
+
+def _kinds(value: Any, *, escapes: bool) -> tuple[Kind, ...]:
+    """Return the kinds of a value. Only a row with escapes can have text that is not valid Unicode."""
     match value:
         case None:
-            return None
+            return ()
         case bool():
-            return "bool"
+            return ("bool",)
         case int():
-            return "int" if value in FLOAT64 else "long" if value in INT64 else "json"
+            return ("int" if value in FLOAT64 else "long" if value in INT64 else "huge",)
         case float():
-            return "float"
+            return ("float",) if math.isfinite(value) else ()
         case str():
-            return "text"
-        case _:
-            return "json"
+            return _text_kinds(value) if escapes else ("text",)
+    return ("json", *_text_kinds(json.dumps(value, ensure_ascii=False))[1:]) if escapes else ("json",)
 
 
-def _common_kind(first: Kind | None, second: Kind | None) -> Kind | None:
-    if first is None or second is None or first == second:
-        return first or second
-    if {first, second} == {"int", "long"}:
-        return "long"
-    return "float" if {first, second} == {"int", "float"} else "json"
+def _text_kinds(text: str) -> tuple[Kind, ...]:
+    if BLOB in text:
+        return ("text", "blob")
+    if text.startswith(BYTES):
+        return ("bytes",)
+    return ("text", "half") if text_fault(text.replace(BYTES, "")) else ("text",)

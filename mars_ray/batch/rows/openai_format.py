@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, check_text, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of
 from mars_ray.chat.validation_errors import validation_error
@@ -116,6 +116,7 @@ class OpenAIBatchFormat:
             raise BadRecordError(f"its 'method' is {shortened(line.get('method'))}, must be 'POST'")
         if url not in list(BODIES):
             raise BadRecordError(f"its 'url' is {shortened(url)}, must be {' or '.join(BODIES)}")
+        check_text(line, "body")
         try:
             body = BODIES[url].model_validate(line.get("body"))
             if body.stream:

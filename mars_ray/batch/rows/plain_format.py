@@ -11,12 +11,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.columns import kept_name
-from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, check_text, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
-from mars_ray.batch.rows.row_options import decode_of, present, sampling_of
+from mars_ray.batch.rows.row_options import OPTIONS, decode_of, present, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
 from mars_ray.chat.conversation import last_user_text
-from mars_ray.data.prompt_file import Conversation, prompt_of
+from mars_ray.data.prompt_file import Conversation, prompt_column_of, prompt_of
 from mars_ray.data.records import json_value
 from mars_ray.engine.chunk import Chunk, TokenLogprobs
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -58,11 +58,8 @@ class PlainFormat:
         """Parse a row. Raises `BadRecordError` or `RequestError` with the reason."""
         columns = parse_row(raw)
         id_in(columns, "id")
-        for name in columns:
-            if name not in ("id", kept_name(name)) and kept_name(name) in columns:
-                raise BadRecordError(
-                    f"it has both {name!r} and {kept_name(name)!r}; rename one, they clash in the output"
-                )
+        prompt_column = None if self._template else prompt_column_of(columns, self._settings.prompt_column)
+        check_text(columns, *OPTIONS, *TOOL_FIELDS, *([prompt_column] if prompt_column else []))
         sampling = sampling_of(id, columns, self._settings.sampling)
         decode = decode_of(columns, self._settings.decode)
         messages = self._messages(columns, answered=sampling.max_tokens > 0)

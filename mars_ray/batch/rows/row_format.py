@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mars_ray.data.arrow_json import BLOB, BYTES
 from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
@@ -45,13 +46,29 @@ class RowFormat(Protocol):
 
 def parse_row(raw: bytes) -> JsonRecord:
     """Return the columns of a row, with None in place of NaN and infinity. Raises `BadRecordError` for a malformed
-    row."""
+    row.
+
+    The text of a column may be invalid Unicode, because the column may be unused; `check_text` checks used columns.
+    """
     try:
-        text = json.dumps(parse_object(raw), ensure_ascii=False)
-        text.encode()
+        text = json.dumps(parse_object(raw))
     except RecursionError:  # JSON that can be parsed may still be too deep to write
         raise BadRecordError(f"it is nested too deeply: {raw[:60]!r}") from None
-    except UnicodeEncodeError:  # a JSON escape can spell half of a surrogate pair
-        raise BadRecordError("its text is not valid Unicode: it has half of a surrogate pair") from None
     columns: JsonRecord = json.loads(text, parse_constant=lambda _: None)
     return columns
+
+
+def check_text(columns: JsonRecord, *names: str) -> None:
+    """Raise `BadRecordError` if the text in one of these columns is not valid Unicode."""
+    for name in names:
+        if name in columns and (fault := text_fault(json.dumps(columns[name], ensure_ascii=False))):
+            raise BadRecordError(f"{name!r} is not valid Unicode: it has {fault}")
+
+
+def text_fault(text: str) -> str | None:
+    """Return the part of a text that is not valid Unicode, in words; None if the text is valid."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a JSON escape can spell half of a surrogate pair
+        return "bytes that are not UTF-8 text" if BYTES in text or BLOB in text else "half of a surrogate pair"
+    return None

@@ -7,18 +7,22 @@ removes the file when the process ends.
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any, Self
 
+from mars_ray.batch.rows.row_format import text_fault
 from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, RunError
 
 CACHE_KIB = 16 * 1024
 """Size of the memory cache for the temporary file, in KiB."""
 ID_DIGITS = 16
+FLOAT64_EXACT = 2**53
+"""Largest integer up to which float64 represents all integers, so an id is the one that was stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +94,20 @@ def own_id(raw: bytes, column: str) -> str | None:
 
 
 def id_in(fields: dict[str, Any], column: str) -> str | None:
-    """Return the id in a column, or None if it is missing. Raises `BadRecordError` for an unusable id."""
+    """Return the id in a column, or None if it is missing. Raises `BadRecordError` for an unusable id.
+
+    A whole number that is stored as a float is an integer, because pandas stores an integer column with nulls as
+    floats, and null as NaN.
+    """
     value = fields.get(column)
-    if value in (None, ""):
+    if value in (None, "") or (isinstance(value, float) and not math.isfinite(value)):
         return None
+    if isinstance(value, float) and value.is_integer() and abs(value) <= FLOAT64_EXACT:
+        value = int(value)
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise BadRecordError(f"{column!r} must be text or an integer, not {type(value).__name__} {shortened(value)}")
-    try:
-        str(value).encode()
-    except UnicodeEncodeError as error:  # a JSON escape can spell half of a surrogate pair
-        raise BadRecordError(f"{column!r} is not valid Unicode ({error.reason})") from None
+    if fault := text_fault(str(value)):
+        raise BadRecordError(f"{column!r} is not valid Unicode: it has {fault}")
     return str(value)
 
 

@@ -1,7 +1,7 @@
 """Read the sampling and decoding options of a row, which override the options of the job.
 
 An option is either a column of its own, or a field of the object in the column `sampling`. The object accepts every
-sampling parameter under its vLLM name. Null values are ignored.
+sampling parameter under its vLLM name, and may be given as JSON text. Null values are ignored.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import replace
 from reprlib import repr as shortened
 from typing import Any
 
-from mars_ray.batch.rows.row_format import JsonRecord
+from mars_ray.batch.rows.row_format import JsonRecord, text_fault
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams, seed_of
@@ -18,6 +18,8 @@ from mars_ray.errors import RequestError
 
 COLUMNS = ("max_tokens", "temperature", "top_p", "seed", "stop", "n")
 """Parameters that may be columns of their own."""
+OPTIONS = (*COLUMNS, "sampling", "threshold", "mode")
+"""Columns that hold options."""
 GRAMMARS = ("schema", "regex", "response_format")
 INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs")
 PARAMETERS = frozenset(
@@ -74,9 +76,12 @@ def present(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def sampling_options(sampling: Any) -> dict[str, Any]:
-    """Return the parameters in a row's `sampling` column. Raises `RequestError` for an unknown parameter."""
+    """Return the parameters in a row's `sampling` column, an object or its JSON text. Raises `RequestError` for an
+    unknown parameter, and for text that is not JSON."""
     if sampling is None:
         return {}
+    if isinstance(sampling, str):
+        sampling = _parsed(sampling)
     if not isinstance(sampling, dict):
         raise RequestError(f"sampling is {shortened(sampling)}, must be an object of parameters.")
     if unknown := sorted(name for name, value in sampling.items() if value is not None and name not in PARAMETERS):
@@ -84,6 +89,16 @@ def sampling_options(sampling: Any) -> dict[str, Any]:
             f"sampling has the unknown parameter {unknown[0]!r}; the known ones are {', '.join(sorted(PARAMETERS))}."
         )
     return present(sampling, *PARAMETERS)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"sampling is {shortened(text)}, which is not JSON ({error}).") from None
+    if fault := text_fault(json.dumps(value, ensure_ascii=False)):
+        raise RequestError(f"sampling is not valid Unicode: it has {fault}.")
+    return value
 
 
 def _stop_ids(ids: Any) -> frozenset[int]:

@@ -5,9 +5,9 @@ Ray passes on only the text of an exception.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -87,13 +87,16 @@ class RowResult(NamedTuple):
     """Times of each sequence, for traces."""
 
 
-def as_json(record: JsonRecord) -> str:
-    """Return a record as one line of JSON. Unpaired surrogates are escaped, so that the line is valid UTF-8."""
-    text = json.dumps(record, ensure_ascii=False)
+def as_json(record: JsonRecord, default: Callable[[Any], Any] | None = None) -> str:
+    """Return a record as one line of JSON. Unpaired surrogates are escaped, so that the line is valid UTF-8.
+
+    `default` converts values of other types, as in `json.dumps`.
+    """
+    text = json.dumps(record, ensure_ascii=False, default=default)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(record)
+        return json.dumps(record, default=default)
     return text
 
 

@@ -13,7 +13,7 @@ from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-from mars_ray.batch.rows.row_format import JsonRecord
+from mars_ray.batch.rows.row_format import JsonRecord, text_fault
 from mars_ray.errors import BadRecordError, ConfigError
 
 CHARACTERS_MAX = 1 << 20
@@ -55,7 +55,8 @@ class PromptTemplate:
                 prompt += piece
                 if len(prompt) > CHARACTERS_MAX:
                     raise BadRecordError(f"the template makes a prompt of more than {CHARACTERS_MAX} characters")
-            prompt.encode()  # raises for half of a surrogate pair, which a template can print
+            if fault := text_fault(prompt):
+                raise BadRecordError(f"the template cannot be filled: it prints {fault}")
         except BadRecordError:
             raise
         except Exception as error:  # a template is a program and may raise anything

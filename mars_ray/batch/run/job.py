@@ -153,5 +153,6 @@ class Job:
             ahead=history.ahead(),
             samples=tuple(json.loads(text) for text in history.samples()),
             deadline=deadline,
+            notes=self._output.notes,
             rehearsal=rehearsal,
         )

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from mars_ray.batch.output.folder import FileFormat, OutputFolder
-from mars_ray.batch.rows.columns import Kind, Survey
+from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.shards import FileFormat
+from mars_ray.batch.rows.columns import ColumnKinds, Survey
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
@@ -61,7 +62,8 @@ class JobPlan:
     @property
     def file_format(self) -> FileFormat:
         """File format of the output."""
-        return "jsonl" if self.openai else self.options.format
+        format: FileFormat = self.settings["format"]
+        return format
 
     @property
     def reported_settings(self) -> dict[str, Any]:
@@ -71,11 +73,13 @@ class JobPlan:
         digests = {f"{name}_digest": self.settings[name] for name in names}
         return self.settings | names | digests | {"dtype_reason": self.engines.model.dtype.reason}
 
-    def output_columns(self, kinds: dict[str, Kind | None]) -> dict[str, Kind | None]:
+    def output_columns(self, kinds: ColumnKinds) -> ColumnKinds:
         """Return the input columns to keep in the output. The column `prompt` is left out if it is the source of the
-        prompts."""
+        prompts. The output of an OpenAI batch file has no input columns."""
+        if self.openai:
+            return {}
         default = self.options.template is None and self.options.prompt_column is None and "messages" not in kinds
-        return {name: kind for name, kind in kinds.items() if not (default and name == "prompt")}
+        return {name: values for name, values in kinds.items() if not (default and name == "prompt")}
 
     def agree_with(self, output: OutputFolder) -> "JobPlan":
         """Return the plan with the dtype that the job in `output` began with, and store the plan's settings in the
@@ -132,6 +136,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         "rehearse": engines.workers.rehearse,
         "threshold": engines.control.ceiling,
         "row_format": "openai" if openai else "plain",
+        "format": "jsonl" if openai else options.format,
         **_flat(row_format),
     }
     return JobPlan(options=options, paths=paths, engines=engines, row_format=row_format, settings=settings)
@@ -214,6 +219,6 @@ def _refusal(reasons: Counter[str], columns: list[str], missing: list[str]) -> s
 
 def _columns(raw: bytes) -> list[str]:
     try:
-        return list(parse_object(raw))
+        return [name.encode(errors="backslashreplace").decode() for name in parse_object(raw)]
     except (BadRecordError, RecursionError):
         return []

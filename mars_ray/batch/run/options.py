@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from mars_ray.batch.output.folder import FileFormat
+from mars_ray.batch.output.shards import FileFormat
 from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError

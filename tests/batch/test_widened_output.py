@@ -1,0 +1,183 @@
+"""A job whose input grows: its shards stay one table, whenever the driver is killed."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from upath import UPath
+
+from mars_ray.batch.output import folder as module
+from mars_ray.batch.output import job_log
+from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.output.shards import FileFormat
+from mars_ray.batch.rows.columns import Survey, output_schema
+from mars_ray.batch.rows.row_tables import RowResult
+from mars_ray.errors import RunError
+from mars_ray.storage import driver_lease
+from mars_ray.storage.location import AnyPath
+from mars_ray.storage.whole_file import write_file
+
+Input = list[dict[str, Any]]
+NUMBERS: Input = [{"k": 1, "f": 1}, {"k": 2, "f": 2}]
+MIXED: Input = [{"k": "x", "f": 0.5, "new": [1]}]
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab")
+    | st.lists(st.integers())
+)
+inputs = st.lists(st.dictionaries(st.sampled_from("abc"), values), min_size=1, max_size=6)
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def survey(rows: Input) -> Survey:
+    survey = Survey()
+    survey.add(json.dumps(row).encode() for row in rows)
+    return survey
+
+
+@contextmanager
+def begun(output: AnyPath, rows: Input, format: FileFormat = "parquet") -> Iterator[OutputFolder]:
+    with open_output(output, new=False) as opened:
+        opened.begin(format, survey(rows).kinds)
+        yield opened
+
+
+def answer(output: OutputFolder, rows: Input) -> None:
+    """Store results of all rows; those of earlier runs are repeated."""
+    for number, row in enumerate(rows):
+        record = json.dumps({"id": str(number), "text": "answer"} | row)
+        output.take([RowResult(key=number.to_bytes(16, "big"), records=(record,), tokens=(1,), forwards=(1,))], 1.0)
+
+
+def run(output: AnyPath, rows: Input, format: FileFormat = "parquet", *, writes: int = 1000) -> None:
+    """Answer rows, unless the driver is killed before it has written more than `writes` files."""
+    left = [writes]
+
+    def write(path: AnyPath, content: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        write_file(path, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROWS_PER_SHARD", 2)
+        patch.setattr(module, "write_file", write)
+        try:
+            with begun(output, rows, format) as opened:
+                answer(opened, rows)
+                opened.flush()
+        except Killed:
+            pass
+
+
+def table_in(output: AnyPath) -> pa.Table:
+    """Return the rows of an output in their order, after a check that all shards have one schema."""
+    shards = [pq.read_table(io.BytesIO(path.read_bytes())) for path in sorted(output.glob("rows/part-*"), key=str)]
+    assert all(shard.schema == shards[0].schema for shard in shards)
+    return pa.concat_tables(shards).sort_by("id")
+
+
+def rows_in(output: Path) -> Input:
+    lines = [line for path in output.glob("rows/part-*") for line in path.read_text().splitlines()]
+    return sorted(map(json.loads, lines), key=lambda record: record["id"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(inputs, min_size=1, max_size=3), st.lists(st.integers(0, 5), max_size=4))
+def test_an_input_that_grows_gives_the_table_of_the_whole_input(parts: list[Input], deaths: list[int]) -> None:
+    with TemporaryDirectory() as temporary:
+        grown, whole = Path(temporary) / "grown", Path(temporary) / "whole"
+        rows: Input = []
+        for number, part in enumerate(parts):
+            rows += part
+            for writes in deaths[number::2]:
+                run(grown, rows, writes=writes)
+            run(grown, rows)
+        run(whole, rows)
+        assert table_in(grown).equals(table_in(whole))
+        assert table_in(grown).schema.equals(output_schema(survey(rows).kinds))
+
+
+def test_jsonl_shards_get_text_where_kinds_conflict(tmp_path: Path) -> None:
+    run(tmp_path / "out", NUMBERS, "jsonl")
+    run(tmp_path / "out", NUMBERS + MIXED, "jsonl", writes=0)
+    run(tmp_path / "out", NUMBERS + MIXED, "jsonl")
+    run(tmp_path / "whole", NUMBERS + MIXED, "jsonl")
+    assert rows_in(tmp_path / "out") == rows_in(tmp_path / "whole")
+    assert [(row["k"], row["f"]) for row in rows_in(tmp_path / "out")] == [("1", 1), ("2", 2), ("x", 0.5)]
+
+
+def test_the_columns_of_input_that_was_removed_stay(tmp_path: Path) -> None:
+    run(tmp_path / "out", [*NUMBERS, {"gone": True}])
+    with begun(tmp_path / "out", MIXED):
+        pass
+    assert table_in(tmp_path / "out").select(["k", "gone", "new"]).to_pylist() == [
+        {"k": "1", "gone": None, "new": None},
+        {"k": "2", "gone": None, "new": None},
+        {"k": None, "gone": True, "new": None},
+    ]
+
+
+def test_a_job_in_which_no_row_has_an_answer_has_a_table_without_rows(tmp_path: Path) -> None:
+    with begun(tmp_path / "out", NUMBERS) as output:
+        output.take([RowResult(key=bytes(16), error="{}", reason="bad")], 1.0)
+        output.flush()
+    empty = ds.dataset(tmp_path / "out" / "rows").to_table()
+    assert (len(empty), empty.schema) == (0, output_schema(survey(NUMBERS).kinds))
+    run(tmp_path / "out", NUMBERS + MIXED)
+    assert table_in(tmp_path / "out")["k"].to_pylist() == ["2", "x"]
+
+
+def test_a_shard_that_a_user_has_removed_is_no_obstacle(tmp_path: Path) -> None:
+    run(tmp_path / "out", NUMBERS)
+    (tmp_path / "out" / "rows" / "part-00000.parquet").unlink()
+    run(tmp_path / "out", NUMBERS + MIXED)
+    assert table_in(tmp_path / "out")["k"].to_pylist() == ["x"]
+
+
+def test_an_output_in_a_store_is_widened_too(bucket: UPath, tmp_path: Path) -> None:
+    run(bucket / "out", NUMBERS)
+    for writes in (0, 1, 1000):
+        run(bucket / "out", NUMBERS + MIXED + NUMBERS, writes=writes)
+    run(bucket / "out", NUMBERS + MIXED + NUMBERS)
+    run(tmp_path / "whole", NUMBERS + MIXED + NUMBERS)
+    assert table_in(bucket / "out").equals(table_in(tmp_path / "whole"))
+
+
+def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
+    monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)
+    monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
+    write_new_object = module.write_new_object
+
+    def write_late(path: AnyPath, content: bytes) -> None:
+        """Write a shard after another driver has taken the job and widened the shard."""
+        monkeypatch.setattr(module, "write_new_object", write_new_object)
+        run(bucket / "out", NUMBERS + MIXED)
+        write_new_object(path, content)
+
+    with begun(bucket / "out", NUMBERS) as frozen:
+        answer(frozen, NUMBERS)
+        monkeypatch.setattr(module, "write_new_object", write_late)
+        frozen.flush()
+        with pytest.raises(RunError, match="Another driver has resumed the job"):
+            frozen._log.check_driver()  # type: ignore[union-attr]
+    assert table_in(bucket / "out")["k"].to_pylist() == ["1", "2", "x"]
