@@ -45,6 +45,7 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.ray_controller import ControllerActor
 from mars_ray.control.replica_messages import ReplicaReport
+from mars_ray.data.input_file import InputFile
 from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import ClassState, EngineState
@@ -207,7 +208,7 @@ def reader(arguments: argparse.Namespace) -> dict[str, Any]:
                 for number in range(arguments.rows):
                     id_fields = {"id": f"row-{number}"} if name == "own ids" else {"page": number}
                     file.write(json.dumps(id_fields | {"prompt": PROMPT, "source": "web"}) + "\n")
-            rows = InputRows(paths=(path,), ledger=ledger.path, own_id=plain_id)
+            rows = InputRows(files=(InputFile(path),), ledger=ledger.path, own_id=plain_id)
             deque(replace(rows, limit=1024).tables(), maxlen=0)  # leave out the cost of starting
             figures[name] = cost_us(partial(deque, rows.tables(), maxlen=0), arguments.rows)
         ledger.close()

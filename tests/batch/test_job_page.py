@@ -37,6 +37,7 @@ FULL = JobReport(
     samples=({"id": "a", "prompt": HOSTILE, "text": "long " * 2000},),
     deadline="ended 0:10:00 before the deadline",
     rehearsal="modelled step time: h200/qwen2.5-7b (3 of 120 steps were slower here)",
+    notes=("left out 3 files below d/out: it is the output of this job",),
 )
 EMPTY: dict[str, Any] = {
     "status": "stopped",
@@ -56,6 +57,7 @@ EMPTY: dict[str, Any] = {
     "samples": (),
     "deadline": "",
     "rehearsal": "",
+    "notes": (),
 }
 
 
@@ -91,6 +93,7 @@ def test_every_figure_is_on_the_page() -> None:
         assert figure in text, figure
     assert "ended 0:10:00 before the deadline" in text
     assert FULL.rehearsal in text
+    assert FULL.notes[0] in text
 
 
 def test_rows_reasons_and_settings_are_text_and_no_markup() -> None:

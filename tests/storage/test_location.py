@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from upath import UPath
 
-from mars_ray.data.record_file import check_source, find_sources, read_records
+from mars_ray.data.file_patterns import find_matches
+from mars_ray.data.record_file import check_source, read_records
 from mars_ray.errors import ConfigError, DataError, RunError
 from mars_ray.storage import location
 from mars_ray.storage.location import check_reachable, locate, locate_url
@@ -27,14 +28,16 @@ def test_an_unknown_kind_of_url_is_refused() -> None:
 def test_an_input_in_a_store_is_a_file_a_folder_or_a_pattern(bucket: UPath) -> None:
     for name in ("b.jsonl", "a.parquet", "notes.txt", "deep/d.jsonl.gz", "deep/_temporary/e.parquet"):
         (bucket / "data" / name).write_bytes(b"{}")
-    for given, found in (
+    for name, files in (
         ("data/b.jsonl", ["b.jsonl"]),
         ("data", ["a.parquet", "b.jsonl", "deep/d.jsonl.gz"]),
         ("data/**/*.gz", ["deep/d.jsonl.gz"]),
     ):
-        assert [str(each) for each in find_sources(f"{bucket}{given}")] == [f"{bucket}data/{name}" for name in found]
+        assert [str(match.path) for match in find_matches(f"{bucket}{name}").files] == [
+            f"{bucket}data/{file}" for file in files
+        ]
     with pytest.raises(DataError, match=r"no file or folder .*none"):
-        find_sources(f"{bucket}none")
+        find_matches(f"{bucket}none")
 
 
 def test_records_of_a_store_are_those_of_a_disk(bucket: UPath) -> None:

@@ -36,6 +36,14 @@ def open_output(folder: AnyPath, *, new: bool) -> AbstractContextManager[OutputF
     return _open_stored_output(folder, new=new)
 
 
+def is_job_output(folder: AnyPath) -> bool:
+    """Return whether a folder is the output of a job: it has a ledger, a log, or what is left without them."""
+    hidden = folder / LEDGER.parent
+    return any((hidden / name).exists() for name in (LEDGER.name, LOG)) or all(
+        (folder / name).exists() for name in ("report.json", "report.html", "rows")
+    )
+
+
 @contextmanager
 def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
     hidden = folder / LEDGER.parent

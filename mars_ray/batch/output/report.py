@@ -74,6 +74,8 @@ class JobReport:
     """Input columns that the output has in another form or not at all, one sentence each."""
     rehearsal: str = ""
     """Machine whose step times the engines took, and the steps that were slower here; empty without a rehearsal."""
+    notes: tuple[str, ...] = ()
+    """Parts of the input that the last run left out, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,9 +57,11 @@ def generate_files(options: GenerateOptions) -> JobReport:
     are kept.
     """
     plan = plan_job(options)
+    for note in plan.input.notes:
+        print(f"{NAME}: {note}", file=sys.stderr)
     with open_output(options.output, new=options.new) as output:
         plan = plan.agree_with(output)
-        survey = survey_input(plan.paths, options.limit)
+        survey = survey_input(plan.input.files, options.limit)
         places = _connect(plan, survey.rows)
         output.begin(plan.file_format, plan.output_columns(survey.kinds))
         _show_notes(output.notes)
@@ -96,6 +98,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
             report = job.report(
                 status,
                 model=pin(options.model, plan.engines.model.folder),
+                notes=plan.input.notes,
                 deadline=control_loop.deadline_summary(status),
                 rehearsal=control_loop.stats.rehearsal or plan.engines.rehearsal,  # a short job has no reports
             )
@@ -190,7 +193,7 @@ def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -
     options = plan.options
     count = len(decoders)
     rows = InputRows(
-        paths=plan.paths,
+        files=plan.input.files,
         ledger=ledger.absolute(),
         own_id=openai_id if plan.openai else plain_id,
         limit=options.limit,

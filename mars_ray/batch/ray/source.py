@@ -11,18 +11,17 @@ import ray.data
 from mars_ray.batch.output.ledger import undone
 from mars_ray.batch.rows.row_ids import RowId, RowIdAssigner
 from mars_ray.batch.rows.row_tables import FAILURE, READ_RECORDS, ROW_SCHEMA, to_row_table
+from mars_ray.data.input_file import InputFile
 from mars_ray.data.ray_read import read_stream
-from mars_ray.data.record_file import read_records
 from mars_ray.errors import MarsRayError
 from mars_ray.ray_private import cut_without_cpu
-from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRows:
     """The rows of a job's input that still need an answer."""
 
-    paths: tuple[AnyPath, ...]
+    files: tuple[InputFile, ...]
     ledger: Path
     """Path of the job's ledger. Rows that the ledger lists as done are left out."""
     own_id: Callable[[bytes], str | None]
@@ -32,7 +31,7 @@ class InputRows:
 
     def raws(self) -> Iterator[bytes]:
         """Yield the JSON text of each row."""
-        raws = (raw for path in self.paths for chunk in read_records(path, READ_RECORDS) for raw in chunk)
+        raws = (raw for file in self.files for chunk in file.read(READ_RECORDS) for raw in chunk)
         return islice(raws, self.limit)
 
     def tables(self) -> Iterator[pa.Table]:
@@ -56,4 +55,4 @@ def read_undone_rows(rows: InputRows, rows_per_block: int) -> ray.data.Dataset:
     are."""
     # The id of a row depends on all earlier rows, so a single task reads the input. Reading and splitting request no
     # CPU, because the workers have taken all CPUs.
-    return cut_without_cpu(read_stream(rows.tables, rows.paths, rows_per_block, here=True))
+    return cut_without_cpu(read_stream(rows.tables, [file.path for file in rows.files], rows_per_block, here=True))

@@ -28,6 +28,9 @@ from mars_ray.openai_api.parted_answer import parted_answer
 plain_id = partial(own_id, column="id")
 """Return the row's own id, or None if it is missing or unusable."""
 
+READ_COLUMNS = frozenset((*OPTIONS, *TOOL_FIELDS, "id", "messages"))
+"""Columns with a meaning of their own, except `prompt`."""
+
 LEAST_LOGPROB = -9999.0
 """Lowest logprob that is written, because JSON cannot represent negative infinity."""
 

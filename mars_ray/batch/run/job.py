@@ -126,7 +126,15 @@ class Job:
             ),
         )
 
-    def report(self, status: Status, *, model: str, deadline: str = "", rehearsal: str = "") -> JobReport:
+    def report(
+        self,
+        status: Status,
+        *,
+        model: str,
+        notes: tuple[str, ...] = (),
+        deadline: str = "",
+        rehearsal: str = "",
+    ) -> JobReport:
         """Return the report of the job so far, over all of its runs."""
         history = self._output.history
         ledger = self._output.ledger
@@ -152,6 +160,7 @@ class Job:
             lengths=history.lengths(),
             ahead=history.ahead(),
             samples=tuple(json.loads(text) for text in history.samples()),
+            notes=notes,
             deadline=deadline,
             notes=self._output.notes,
             rehearsal=rehearsal,

@@ -16,12 +16,14 @@ from mars_ray.batch.output.shards import FileFormat
 from mars_ray.batch.rows.columns import ColumnKinds, Survey
 from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
-from mars_ray.batch.rows.plain_format import PlainFormatSettings
+from mars_ray.batch.rows.plain_format import READ_COLUMNS, PlainFormatSettings
 from mars_ray.batch.rows.row_format import RowFormat
 from mars_ray.batch.rows.row_tables import READ_RECORDS
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
+from mars_ray.batch.run.input_files import JobInput, find_input
 from mars_ray.batch.run.options import GenerateOptions
-from mars_ray.data.record_file import check_source, find_sources, read_records
+from mars_ray.data.input_file import InputFile
+from mars_ray.data.record_file import check_source
 from mars_ray.data.records import parse_object
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
@@ -30,7 +32,6 @@ from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype
 from mars_ray.model.resolve import short_name
 from mars_ray.progress import ProgressLine
-from mars_ray.storage.location import AnyPath
 
 FIRST_ROWS = 100
 """Maximum number of rows to check."""
@@ -47,8 +48,7 @@ class JobPlan:
     """Checked plan of a job."""
 
     options: GenerateOptions
-    paths: tuple[AnyPath, ...]
-    """Input files."""
+    input: JobInput
     engines: EnginePlan
     row_format: RowFormatSettings
     settings: dict[str, Any]
@@ -110,8 +110,12 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         max_quality_loss=options.max_quality_loss,
     )
     model = engines.model
-    paths = tuple(path.absolute() for source in options.input for path in find_sources(source))
-    openai = is_openai_batch(_first_row(paths))
+    job_input = find_input(options.input, options.output)
+    openai = is_openai_batch(_first_row(job_input.files))
+    job_input = job_input.without_partitions(
+        lambda column: openai or column in READ_COLUMNS,
+        "rows of OpenAI batch files have no other columns" if openai else "rows read columns of these names themselves",
+    )
     row_format: RowFormatSettings
     if openai:
         row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
@@ -125,7 +129,7 @@ def plan_job(options: GenerateOptions) -> JobPlan:
             prompt_column=options.prompt_column,
             trace=options.trace,
         )
-    first_rows = islice(_rows(paths), options.limit)
+    first_rows = islice(_rows(job_input.files), options.limit)
     check_first_rows(open_row_format(row_format, model), first_rows, model.max_positions)
     settings = {
         "model": folder_digest(model.folder),
@@ -139,31 +143,31 @@ def plan_job(options: GenerateOptions) -> JobPlan:
         "format": "jsonl" if openai else options.format,
         **_flat(row_format),
     }
-    return JobPlan(options=options, paths=paths, engines=engines, row_format=row_format, settings=settings)
+    return JobPlan(options=options, input=job_input, engines=engines, row_format=row_format, settings=settings)
 
 
-def survey_input(paths: Sequence[AnyPath], limit: int | None) -> Survey:
+def survey_input(files: Sequence[InputFile], limit: int | None) -> Survey:
     """Read the whole input once before any work starts, to find damaged files and to count rows and columns."""
     survey = Survey()
     with ProgressLine("read the input", total=None) as progress:
-        for path in paths:
-            check_source(path)
-            for chunk in read_records(path, READ_RECORDS):
+        for file in files:
+            check_source(file.path)
+            for chunk in file.read(READ_RECORDS):
                 survey.add(chunk if limit is None else chunk[: limit - survey.rows])
                 progress.update(survey.rows, {})
     return survey
 
 
-def _rows(paths: Sequence[AnyPath]) -> Iterator[bytes]:
+def _rows(files: Sequence[InputFile]) -> Iterator[bytes]:
     """Yield the rows one by one, without reading ahead."""
-    return (raw for path in paths for [raw] in read_records(path, 1))
+    return (raw for file in files for [raw] in file.read(1))
 
 
-def _first_row(paths: Sequence[AnyPath]) -> bytes:
+def _first_row(files: Sequence[InputFile]) -> bytes:
     """Return the first row. Raises `EmptyDataError` if there are no rows."""
-    for raw in _rows(paths):
+    for raw in _rows(files):
         return raw
-    raise EmptyDataError(f"{', '.join(map(str, paths))} holds no rows.")
+    raise EmptyDataError(f"{', '.join(str(file.path) for file in files)} holds no rows.")
 
 
 def _flat(row_format: RowFormatSettings) -> dict[str, Any]:
