@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.anthropic_api.error_body import NO_THREADS
 from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
-from mars_ray.chat.request_body import Items, RequestBody, tagged_by
+from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
 
@@ -171,12 +171,14 @@ class OutputConfig(_Body):
     """Format of the answer."""
 
     format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """Accepted without effect, as `reasoning_effort` of chat requests."""
 
 
 class CountTokensRequest(RequestBody):
     """Body of `/v1/messages/count_tokens`: the fields that a prompt is made from."""
 
-    model: str
+    model: ModelName = None
     messages: Messages
     system: Text = ""
     tools: Annotated[Items[Tool], Field(max_length=TOOLS_MAX)] = Field([])

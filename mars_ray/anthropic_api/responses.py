@@ -54,6 +54,8 @@ class MessageUsage(BaseModel):
     output_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
+    max_tokens: int | None = None
+    """Maximum tokens of the answer, if it is below what the request sets."""
 
 
 class MessageResponse(BaseModel):
@@ -198,11 +200,13 @@ class MessageResponseBuilder:
 def _usage(usage: CompletionUsage) -> MessageUsage:
     details = usage.prompt_tokens_details
     cached = (details and details.cached_tokens) or 0
+    lowered = getattr(usage, "max_tokens", None)
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,
         output_tokens=usage.completion_tokens,
         cache_creation_input_tokens=0,
         cache_read_input_tokens=cached,
+        **({} if lowered is None else {"max_tokens": lowered}),
     )
 
 

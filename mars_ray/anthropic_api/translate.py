@@ -1,6 +1,6 @@
 """Turn a request of the Messages API into a chat completion request, so that both take the same path.
 
-In:    a checked body; whether the model reasons, and the server's limit on the tokens of an answer.
+In:    a checked body; whether the model reasons.
 Out:   a chat completion request.
 Never: leaves out a field that would change the answer.
 """
@@ -41,12 +41,8 @@ from mars_ray.openai_api.protocol import (
 )
 
 
-def chat_request(body: CountTokensRequest, *, reasons: bool, output_tokens: int) -> ChatCompletionRequest:
-    """Return the chat completion request that means the same. Raises an `ApiError`.
-
-    A larger `max_tokens` is lowered to `output_tokens`: the API requires a value, and clients that leave the length to
-    the model send that of Anthropic's largest models.
-    """
+def chat_request(body: CountTokensRequest, *, reasons: bool) -> ChatCompletionRequest:
+    """Return the chat completion request that means the same. Raises an `ApiError`."""
     if body.messages[-1].role == "assistant":
         raise ApiError.bad_request(
             "messages ends with a message from the assistant, which this server does not continue; end with one from "
@@ -73,7 +69,7 @@ def chat_request(body: CountTokensRequest, *, reasons: bool, output_tokens: int)
         return request
     return request.model_copy(
         update={
-            "max_tokens": min(body.max_tokens, output_tokens),
+            "max_tokens": body.max_tokens,
             "stop": body.stop_sequences,
             "stream": body.stream,
             "temperature": body.temperature,

@@ -17,6 +17,11 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 megabytes."""
 
 
+ModelName = Annotated[str | None, BeforeValidator(lambda name: None if name == "" else name)]
+"""Name of the model that answers. None and the empty text, which some clients send for an unset name, mean the main
+model."""
+
+
 class RequestBody(BaseModel):
     """A JSON object with known fields only. Types are not converted: "5" is not a number."""
 

@@ -37,7 +37,9 @@ class FunctionDefinition(SentBack):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; None means that there are none."""
     strict: bool | None = None
-    """With `tool_choice: auto`, keywords that no grammar can hold are ignored unless this is true. Otherwise they are
+    """Whether objects inside the parameters that do not set `additionalProperties` allow no other properties.
+
+    With `tool_choice: auto`, keywords that no grammar can hold are ignored unless this is true. Otherwise they are
     refused in any case."""
 
 

@@ -18,6 +18,7 @@ from mars_ray.chat.call_format import AnswerFormat, CallFormat, ReasoningFormat
 from mars_ray.chat.tools import FunctionDefinition
 from mars_ray.engine.grammar.library import LAYOUT
 from mars_ray.errors import RequestError
+from mars_ray.openai_api.strict_schema import closed_schema
 from mars_ray.openai_api.tools import OfferedTools
 
 ANSWER_CALLS_MAX = 64
@@ -172,14 +173,14 @@ class _Grammar:
                 self._keywords(number, function, exact)
             else:
                 subject = f"the parameters of {function.name}"
-                self._json(f"args_{number}", subject, _closed(function.parameters), lenient=not exact)
+                self._json(f"args_{number}", subject, _arguments(function), lenient=not exact)
 
     def _keywords(self, number: int, function: FunctionDefinition, exact: bool) -> None:
         """Add the rules of keyword arguments, in the order of the properties.
 
         `rest_N_K` continues after an argument, and `args_N_K` before the first.
         """
-        schema = _closed(function.parameters)
+        schema = _arguments(function)
         properties = _keyword_schemas(function.name, schema)
         last = len(properties)
         self._rules.append(f"args_{number}: args_{number}_0")
@@ -227,12 +228,18 @@ def _opening(form: CallFormat, name: str) -> str:
     return rf'\s*\{{\s*"name"\s*:\s*"{re.escape(name)}"\s*,\s*"parameters"\s*:'
 
 
-def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are an object. A plain list of properties allows no others."""
-    schema = {"type": "object", "properties": {}, "additionalProperties": False} if parameters is None else parameters
-    if schema.keys() <= _PLAIN_KEYS:
-        return {"additionalProperties": False, **schema, "type": "object"}
-    return {**schema, "type": "object"}
+def _arguments(function: FunctionDefinition) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are an object. A plain list of properties allows no others.
+
+    Raises `RequestError` if the function is strict and its schema cannot be closed.
+    """
+    schema = {**({"properties": {}} if function.parameters is None else function.parameters), "type": "object"}
+    if function.strict:
+        try:
+            return closed_schema(schema)
+        except RequestError as error:
+            raise RequestError(f"the parameters of {function.name} cannot be used: {error}") from None
+    return {"additionalProperties": False, **schema} if schema.keys() <= _PLAIN_KEYS else schema
 
 
 def _keyword_schemas(function: str, schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_grammar import ReasoningPlan, answer_grammar
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.call_parser import AnswerPart, CallParser, ContentPart
-from mars_ray.openai_api.protocol import ChatCompletionRequest, JsonSchemaFormat, TextFormat
+from mars_ray.openai_api.protocol import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat, TextFormat
 from mars_ray.openai_api.reasoning_parser import ReasoningParser
 from mars_ray.openai_api.tools import OfferedTools
 
@@ -119,10 +119,12 @@ def plan_answer(
     if offered is None and budget is None and (plain or reasoning is None):
         return AnswerPlan(model=model, reasoning=reasoning)
     schema = None
-    if not plain:
-        json_schema = isinstance(body.response_format, JsonSchemaFormat)
-        schema = body.response_format.json_schema.json_schema if json_schema else {"type": "object"}  # type: ignore[union-attr]
     try:
+        match body.response_format:
+            case JsonObjectFormat():
+                schema = {"type": "object"}
+            case JsonSchemaFormat(json_schema=json_schema):
+                schema = json_schema.enforced
         grammar = GrammarSpec(kind="lark", text=answer_grammar(model, offered, reasoning, schema))
     except RequestError as error:
         raise ApiError.bad_request(str(error), offered.param if offered else "response_format") from error

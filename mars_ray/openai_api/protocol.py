@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.chat.messages import Messages
-from mars_ray.chat.request_body import Items, RequestBody, tagged_by
+from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import Functions, Tools
 from mars_ray.engine.mode import Mode
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
+from mars_ray.openai_api.strict_schema import closed_schema
 from mars_ray.openai_api.tools import LegacyChoice, ToolChoice
 
 IGNORED = frozenset(
@@ -45,7 +46,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "chat_template_kwargs": (),
     "modalities": (["text"],),
     "moderation": (),
-    "reasoning_effort": ("none",),
     "web_search_options": (),
 }
 """Unsupported fields, with the values that are accepted because they request nothing. Null is always accepted."""
@@ -82,6 +82,12 @@ class JsonSchema(RequestBody):
     description: str | None = None
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
+    """Whether objects that do not set `additionalProperties` allow no other properties."""
+
+    @property
+    def enforced(self) -> dict[str, Any]:
+        """The schema that the answer conforms to. Raises `RequestError` if it is strict and cannot be closed."""
+        return closed_schema(self.json_schema) if self.strict else self.json_schema
 
 
 class JsonSchemaFormat(RequestBody):
@@ -96,6 +102,9 @@ ResponseFormat = Annotated[
 ]
 
 Positive = Annotated[int, Field(ge=1)]
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Accepted without effect: a model reasons as its chat template says, and `thinking_token_budget` limits it."""
 
 
 def _few_biases(biases: Any) -> Any:
@@ -118,10 +127,11 @@ def _not_supported(names: Sequence[str]) -> str:
 class GenerateRequest(RequestBody):
     """Fields that chat and completion requests share. `translate` checks limits and whatever depends on the model."""
 
-    model: str
+    model: ModelName = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     max_tokens: Positive | None = None
+    """Maximum tokens of an answer. A value above the server's limit or the room in the context is lowered."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -148,6 +158,7 @@ class GenerateRequest(RequestBody):
     service_tier: str | None = None
     """OpenAI's `flex` lets a request wait for spare capacity: it joins the class `batch`, if the operator has defined
     one."""
+    reasoning_effort: ReasoningEffort | None = None
     block: Annotated[int, Field(ge=1, le=64)] | None = None
     """Maximum number of tokens proposed per forward; None lets the engine choose."""
 
@@ -162,6 +173,11 @@ class GenerateRequest(RequestBody):
         if refused:
             raise ApiError.bad_request(_not_supported(refused), refused[0], "unsupported_parameter")
         return kept
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """Maximum tokens of an answer that the request sets; None if it sets none."""
+        return self.max_tokens
 
     @property
     def candidates(self) -> int:
@@ -196,6 +212,11 @@ class ChatCompletionRequest(GenerateRequest):
     """Older form of `tool_choice`."""
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     """vLLM's field: maximum tokens of the reasoning."""
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """Maximum tokens of an answer that the request sets; None if it sets none."""
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def shows_logprobs(self) -> bool:
@@ -260,7 +281,7 @@ class CompletionRequest(GenerateRequest):
 class TokenizeRequest(RequestBody):
     """Body of `/tokenize`: a text, or a conversation to format with the chat template."""
 
-    model: str | None = None
+    model: ModelName = None
     prompt: str | None = None
     messages: Messages | None = None
 
@@ -282,7 +303,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(RequestBody):
     """Body of `/detokenize`."""
 
-    model: str | None = None
+    model: ModelName = None
     tokens: Items[int]
 
 

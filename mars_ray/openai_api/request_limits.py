@@ -28,7 +28,7 @@ class RequestLimits(BaseModel):
     prompt_tokens: int | None = Field(None, ge=1)
     """Maximum tokens of one prompt; None means that only the model's limit applies."""
     output_tokens: int = Field(4096, ge=1)
-    """Maximum tokens of one answer, and thus the largest allowed `max_tokens`."""
+    """Maximum tokens of one answer. A larger `max_tokens` is lowered to it."""
     default_output_tokens: int = Field(1024, ge=1)
     """Maximum tokens of a chat answer whose request sets no `max_tokens`. A longer answer ends there with the finish
     reason "length"."""

@@ -215,10 +215,12 @@ class ResponseObjectBuilder:
 def _usage(usage: CompletionUsage) -> dict[str, Any]:
     details = usage.prompt_tokens_details
     cached = (details and details.cached_tokens) or 0
+    lowered = getattr(usage, "max_tokens", None)
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.total_tokens,
+        **({} if lowered is None else {"max_output_tokens": lowered}),
     }

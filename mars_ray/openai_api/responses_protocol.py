@@ -11,16 +11,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mars_ray.chat.limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
 from mars_ray.chat.messages import TextPart
-from mars_ray.chat.request_body import Items, RequestBody, tagged_by
+from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.protocol import IGNORED, JsonObjectFormat, TextFormat
+from mars_ray.openai_api.protocol import IGNORED, JsonObjectFormat, ReasoningEffort, TextFormat
 
 RESPONSES_PATH = "/v1/responses"
 
-RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"reasoning", "stream_options"}
-"""Fields that are accepted without effect. A model reasons as its chat template says, also for `reasoning_effort` of
-chat requests. The only option of a stream adds padding."""
+RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"stream_options"}
+"""Fields that are accepted without effect. The only option of a stream adds padding."""
 
 RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "access_programs": (),
@@ -189,6 +188,16 @@ class TextOptions(RequestBody):
     """Accepted without effect, as in chat completions: a style that only models trained for it follow."""
 
 
+class ReasoningOptions(RequestBody):
+    """How to reason. Accepted without effect, as `reasoning_effort` of chat requests; there are no summaries."""
+
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    effort: ReasoningEffort | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    mode: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 def _supported(include: Any) -> Any:
     """Return the field `include`. Raises an `ApiError` for a value that is not supported."""
     for value in include if isinstance(include, list) else ():
@@ -204,7 +213,7 @@ def _supported(include: Any) -> Any:
 class ResponsesRequest(RequestBody):
     """Body of `/v1/responses`."""
 
-    model: str
+    model: ModelName = None
     include: Annotated[Items[str], Field(max_length=len(INCLUDED)), BeforeValidator(_supported)] = Field([])
     input: str | Annotated[Items[Item], Field(min_length=1, max_length=CALLS_MAX)]
     instructions: str | None = None
@@ -214,6 +223,7 @@ class ResponsesRequest(RequestBody):
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     """Stored response whose conversation the input continues."""
+    reasoning: ReasoningOptions | None = None
     service_tier: str | None = None
     store: bool = True
     """Whether the finished response is stored for later requests."""

@@ -150,6 +150,5 @@ def _format(body: ResponsesRequest) -> ResponseFormat:
     format = body.text.format
     if not isinstance(format, SchemaFormat):
         return format
-    return JsonSchemaFormat(
-        type="json_schema", json_schema=JsonSchema.model_validate({"name": format.name, "schema": format.json_schema})
-    )
+    schema = {"name": format.name, "schema": format.json_schema, "strict": format.strict}
+    return JsonSchemaFormat(type="json_schema", json_schema=JsonSchema.model_validate(schema))

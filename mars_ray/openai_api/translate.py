@@ -6,7 +6,7 @@ Never: shortens a prompt, or gives the caller less than the request asks for wit
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mars_ray.chat.messages import Message
@@ -50,7 +50,6 @@ def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
     if isinstance(body, ChatCompletionRequest):
         check_messages(body.messages, limits)
         _at_most("top_logprobs", body.top_logprobs, limits.top_logprobs)
-        _at_most("max_completion_tokens", body.max_completion_tokens, limits.output_tokens)
         if body.top_logprobs and not body.logprobs:
             raise ApiError.bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
         if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
@@ -62,7 +61,6 @@ def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
         _at_most("logprobs", body.logprobs, limits.top_logprobs)
         if not prompts or not all(prompts):
             raise ApiError.bad_request("the prompt is empty; give at least one token.", "prompt")
-    _at_most("max_tokens", body.max_tokens, limits.output_tokens)
     _at_most("prompt_logprobs", body.prompt_logprobs, limits.top_logprobs)
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError.bad_request("prompt_logprobs cannot be streamed; leave out stream.", "prompt_logprobs")
@@ -155,6 +153,12 @@ def engine_requests(
     ]
 
 
+def lowered_max_tokens(body: GenerateRequest, requests: Sequence[Request]) -> int | None:
+    """Return the lowest maximum tokens of the answers if it is below what the body sets, and None otherwise."""
+    lowest = min(request.sampling.max_tokens for request in requests)
+    return lowest if body.requested_tokens is not None and lowest < body.requested_tokens else None
+
+
 def _sampling(
     body: GenerateRequest,
     prompt_tokens: int,
@@ -170,22 +174,22 @@ def _sampling(
             "Shorten it."
         )
     most = min(limits.output_tokens, model.engine.max_model_len - prompt_tokens)
+    requested = body.requested_tokens
     if isinstance(body, ChatCompletionRequest):
-        requested = body.max_completion_tokens or body.max_tokens
-        requested = requested or max(body.min_tokens, min(most, limits.default_output_tokens))
+        default = max(body.min_tokens, limits.default_output_tokens)
         logprobs = body.top_logprobs if body.logprobs else None
     else:
         assert isinstance(body, CompletionRequest)
-        requested = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        default = COMPLETION_TOKENS
         logprobs = 0 if body.logprobs is None and body.candidates > body.n else body.logprobs
-    if body.min_tokens > requested:
+    max_tokens = min(default if requested is None else requested, most)
+    if body.min_tokens > max_tokens:
         raise ApiError.bad_request(
-            f"min_tokens is {body.min_tokens}; it must be at most max_tokens, {requested}.", "min_tokens"
+            f"min_tokens is {body.min_tokens}; this answer may have up to {max_tokens} tokens.", "min_tokens"
         )
-    max_tokens = min(requested, most)
     return SamplingParams(
         max_tokens=max_tokens,
-        min_tokens=min(body.min_tokens, max_tokens),
+        min_tokens=body.min_tokens,
         **_chosen(body, defaults),
         min_p=body.min_p,
         seed=None if body.seed is None else body.seed % 2**63,
@@ -230,7 +234,7 @@ def _grammar(body: GenerateRequest) -> GrammarSpec | None:
         case JsonObjectFormat():
             return GrammarSpec(kind="json_object")
         case JsonSchemaFormat(json_schema=schema):
-            return GrammarSpec(kind="json_schema", text=json.dumps(schema.json_schema))
+            return GrammarSpec(kind="json_schema", text=json.dumps(schema.enforced))
     return None
 
 

@@ -28,6 +28,8 @@ class ResponseUsage:
     threshold_high: float | None = None
     accepted: dict[float, int] = field(default_factory=dict)
     """Number of tokens that were accepted without verification, by the threshold in force."""
+    max_tokens: int | None = None
+    """Maximum tokens of an answer, if it is below what the request sets."""
     migrations: int = 0
     """Number of times that a begun stream moved to another engine."""
 
@@ -56,7 +58,8 @@ class ResponseUsage:
         return f"{self.threshold_low:g}-{self.threshold_high:g}"
 
     def usage(self) -> CompletionUsage:
-        """Return OpenAI's usage object, extended by `tokens_per_forward`, `threshold_low` and `threshold_high`."""
+        """Return OpenAI's usage object, extended by `tokens_per_forward`, `threshold_low` and `threshold_high`, and by
+        `max_tokens` if it was lowered."""
         return CompletionUsage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,
@@ -65,4 +68,5 @@ class ResponseUsage:
             tokens_per_forward=round(self.tokens / max(1, self.forwards), 3),
             threshold_low=self.threshold_low,
             threshold_high=self.threshold_high,
+            **({} if self.max_tokens is None else {"max_tokens": self.max_tokens}),
         )

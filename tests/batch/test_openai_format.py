@@ -136,6 +136,35 @@ def test_an_answer_is_a_line_of_openais_output_file(row_format: OpenAIBatchForma
     assert row_format.output_records(row, answers) == [line]
 
 
+@pytest.mark.parametrize("url", LEAST)
+@pytest.mark.parametrize("model", [None, "", "gpt-whatever"])
+def test_a_body_names_any_model_or_none(
+    row_format: OpenAIBatchFormat, checkpoint: Checkpoint, url: str, model: str | None
+) -> None:
+    row = row_format.parse("row-1", raw(url, model=model))
+    [line] = row_format.output_records(row, [answer_of(checkpoint, "so")])
+    assert line["response"]["body"]["model"] == "ours"
+    assert row_format.parse("row-1", json.dumps(without_model(url)).encode()).request == row.request
+
+
+def without_model(url: str) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(raw(url))
+    del line["body"]["model"]
+    return line
+
+
+@pytest.mark.parametrize("url", LEAST)
+def test_a_max_tokens_above_the_context_is_lowered_and_the_usage_says_so(
+    row_format: OpenAIBatchFormat, checkpoint: Checkpoint, url: str
+) -> None:
+    room = 128 - len(row_format.parse("row-1", raw(url)).request.prompt)
+    for max_tokens, lowered in ((room, None), (room + 1, room), (10**30, room)):
+        row = row_format.parse("row-1", raw(url, max_tokens=max_tokens))
+        [line] = row_format.output_records(row, [answer_of(checkpoint, "so")])
+        assert line["response"]["body"]["usage"].get("max_tokens") == lowered
+        assert row.request.sampling.max_tokens == room
+
+
 def test_a_completion_says_where_in_the_text_its_tokens_are(
     row_format: OpenAIBatchFormat, checkpoint: Checkpoint
 ) -> None:
@@ -177,9 +206,9 @@ def test_a_line_that_is_no_request_has_an_error_and_no_response(
         (raw(temprature=1), "temprature", "unknown parameter 'temprature'"),
         (raw(messages=[{"role": "user", "content": 5}]), "messages", "messages.0.content"),
         (raw(tools=[{"type": "function"}]), "tools", "tools.0.function is missing"),
-        (raw(max_tokens=129), "max_tokens", "max_tokens is 129"),
+        (raw(max_tokens=500, min_tokens=129), "min_tokens", "min_tokens is 129"),
         (raw(n=65), "n", "n is 65"),
-        (raw(model=None), "model", "model is missing"),
+        (raw(model=5), "model", "model must be text"),
         (
             json.dumps({"custom_id": "row-1", "method": "POST", "url": CHAT, "body": []}).encode(),
             None,

@@ -117,6 +117,18 @@ def test_each_row_is_answered_once_under_its_custom_id(callers: Callers, url: st
             assert line["response"]["body"]["choices"][0]["message"]["content"] == ANSWER
 
 
+@pytest.mark.parametrize("url", sorted(BODIES))
+def test_a_row_that_names_no_model_is_answered_by_the_main_one(callers: Callers, url: str) -> None:
+    nameless = json.loads(row("nameless", url))
+    del nameless["body"]["model"]
+    file = callers.upload(json.dumps(nameless), row("null", url, model=None), row("empty", url, model=""))
+    batch = callers.ended(callers.begin(file, url))
+    lines = callers.lines(batch.output_file_id)
+    assert {name: line["response"]["body"]["model"] for name, line in lines.items()} == dict.fromkeys(
+        ("nameless", "null", "empty"), MODEL
+    )
+
+
 def test_rows_count_once_as_usage_of_the_key_that_created_the_batch(callers: Callers) -> None:
     before = callers.usage("ada")
     batch = callers.ended(callers.begin(callers.upload(row("a"), row("b"), row("wrong", temperature="hot"))))

@@ -98,6 +98,12 @@ def test_more_tokens_than_the_server_gives_are_a_wish(client: Anthropic) -> None
     wordy = CALL | {"messages": talk, "max_tokens": 20_000, "tools": [TOOL | {"input_schema": ENDLESS}]}
     message = client.messages.create(**wordy)
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", OUTPUT_TOKENS)
+    assert message.usage.to_dict()["max_tokens"] == OUTPUT_TOKENS
+
+
+def test_an_effort_is_accepted_without_effect(client: Anthropic) -> None:
+    usual = client.messages.create(**PLAIN).content
+    assert client.messages.create(**PLAIN | {"output_config": {"effort": "xhigh"}}).content == usual
 
 
 def test_the_events_of_a_stream_come_in_order(plain: httpx2.Client) -> None:
@@ -154,6 +160,7 @@ IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
         ({"mcp_servers": []}, "mcp_servers is not supported by this server"),
         ({"stop_sequences": ["a"] * 9}, "stop"),
         ({"best_of": 2}, "unknown parameter 'best_of'"),
+        ({"output_config": {"effort": "very"}}, "output_config.effort must be 'low'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused_with_what_to_change(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 from openai import OpenAI
+from openai.types import shared_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -16,7 +17,12 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.errors import GrammarError
 from mars_ray.openai_api.response_events import ResponseObjectBuilder
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.responses_protocol import RESPONSES_IGNORED, RESPONSES_NEUTRAL, ResponsesRequest
+from mars_ray.openai_api.responses_protocol import (
+    RESPONSES_IGNORED,
+    RESPONSES_NEUTRAL,
+    ReasoningOptions,
+    ResponsesRequest,
+)
 from mars_ray.openai_api.responses_translate import chat_request_of
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.generation import Generation, NumberedChunk, answer_events
@@ -112,6 +118,15 @@ def test_every_field_the_openai_package_can_send_was_thought_about() -> None:
     known = set(ResponsesRequest.model_fields) | RESPONSES_IGNORED | RESPONSES_NEUTRAL.keys()
     offered = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
     assert offered <= known, "a new version of openai: act upon these fields, ignore them or refuse them"
+    assert shared_params.Reasoning.__annotations__.keys() <= ReasoningOptions.model_fields.keys()
+
+
+def test_a_strict_format_reaches_the_grammar_and_comes_back_as_it_was_sent(client: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "object"}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "a", "schema": schema, "strict": True}
+    response = client.responses.create(**PLAIN | {"text": {"format": form}})
+    assert response.output_text == '{"a": {}}'
+    assert response.text and response.text.format and response.text.format.to_dict() == form
 
 
 @pytest.mark.parametrize(
@@ -151,7 +166,10 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
         ({"input": [IMAGE]}, "input", "'input_image' is not supported"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "'item_reference'; use one of 'message'"),
         ({"input": []}, "input", "input is empty; give a text"),
-        ({"max_output_tokens": 10**6}, "max_output_tokens", "max_output_tokens is 1000000; this server takes at most"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be greater than or equal to 1"),
+        ({"reasoning": {"effort": "very"}}, "reasoning", "reasoning.effort must be 'none', 'minimal'"),
+        ({"reasoning": {"summary": 5}}, "reasoning", "reasoning.summary must be 'auto'"),
+        ({"reasoning": "high"}, "reasoning", "reasoning must be an object"),
         ({"messages": []}, "messages", "unknown parameter 'messages'"),
     ],
 )

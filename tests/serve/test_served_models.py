@@ -31,6 +31,10 @@ from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import FileDocument
 from tests.serve.endpoint_samples import ANSWER, FOLDER, MESSAGES, LocalControl, LocalResponseStore, config_of
 from tests.serve.key_samples import add_key
+from tests.serve.request_samples import LEAST as SMALLEST
+
+LEAST = {path: {name: value for name, value in body.items() if name != "model"} for path, body in SMALLEST.items()}
+"""The least that each route takes from a caller who names no model."""
 
 
 class Applications:
@@ -216,24 +220,44 @@ def test_a_model_of_the_config_answers_under_its_name_and_is_listed(run: Run) ->
 def test_every_route_finds_the_model_that_the_body_names(run: Run) -> None:
     async def work(found: Platform) -> None:
         await found.add("small")
-        bodies: dict[str, dict[str, Any]] = {
-            "/v1/chat/completions": {"messages": MESSAGES},
-            "/v1/completions": {"prompt": "a", "max_tokens": 1},
-            "/v1/responses": {"input": "a", "max_output_tokens": 1},
-            "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
-            "/v1/messages/count_tokens": {"messages": MESSAGES},
-            "/tokenize": {"prompt": "a"},
-            "/detokenize": {"tokens": [1]},
-        }
-        for path, body in bodies.items():
-            answer = await found.http.post(path, json={"model": "small"} | body)
+        for path, body in LEAST.items():
+            answer = await found.http.post(path, json=body | {"model": "small"})
             assert answer.status_code == 200, (path, answer.text)
-            missing = await found.http.post(path, json={"model": "smal"} | body)
+            missing = await found.http.post(path, json=body | {"model": "smal"})
             assert missing.status_code == 404 and "'bundled', 'small'" in missing.text
         assert (await found.http.get("/v1/models/small")).json()["id"] == "small"
         assert not found.clients["main"].asked
 
     run(work)
+
+
+@pytest.mark.parametrize("unnamed", [{}, {"model": None}, {"model": ""}])
+def test_a_request_that_names_no_model_is_answered_by_the_main_one(run: Run, unnamed: dict[str, Any]) -> None:
+    async def work(found: Platform) -> None:
+        await found.add("small")
+        for path, body in LEAST.items():
+            answer = await found.http.post(path, json=body | unnamed)
+            assert answer.status_code == 200, (path, answer.text)
+            if {"usage", "model"} & answer.json().keys():
+                assert answer.json()["model"] == "bundled"
+        assert len(found.clients["main"].asked) == 4
+
+    run(work)
+
+
+def test_an_account_without_access_to_the_main_model_must_name_one(run: Run, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    acme, other = (add_key(keys, name, "use", account=name) for name in ("acme", "other"))
+
+    async def work(found: Platform) -> None:
+        for path, body in LEAST.items():
+            assert (await found.http.post(path, json=body, headers=bearer(acme))).status_code == 200
+            refused = await found.http.post(path, json=body, headers=bearer(other))
+            assert refused.status_code == 404 and "names no model" in refused.text
+            assert "bundled" not in refused.text
+        assert (await found.ask("small", other)).status_code == 200
+
+    run(work, keys=str(keys), access={"bundled": ["acme"]}, models={"small": {"model": "bundled"}})
 
 
 def test_models_come_and_go_while_the_endpoint_runs(run: Run) -> None:

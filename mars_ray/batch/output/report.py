@@ -70,12 +70,11 @@ class JobReport:
     """Some records of the output, as examples."""
     deadline: str
     """Text that says by how much the job met or missed its deadline; empty if the job has no deadline."""
-    notes: tuple[str, ...] = ()
-    """Input columns that the output has in another form or not at all, one sentence each."""
     rehearsal: str = ""
     """Machine whose step times the engines took, and the steps that were slower here; empty without a rehearsal."""
     notes: tuple[str, ...] = ()
-    """Parts of the input that the last run left out, and why."""
+    """Files that the last run left out, and columns that the output has in another form or not at all, one sentence
+    each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 An input line is {"custom_id", "method", "url", "body"}, and the matching output line is {"id", "custom_id", "response",
 "error"}. For a body that the endpoint would reject, the response holds the status and error that the endpoint would
 return. For any other failure, the output line has an error and no response. Bodies follow the rules of the endpoint,
-except that they may name any model.
+except that they may name any model or none.
 
 Source of the format: OpenAI API reference, "The request input object" and "The request output object" of batches.
 """
@@ -47,7 +47,7 @@ from mars_ray.openai_api.responses import (
     ResponseBuilder,
     ResponseMetadata,
 )
-from mars_ray.openai_api.translate import check_limits, engine_requests
+from mars_ray.openai_api.translate import check_limits, engine_requests, lowered_max_tokens
 from mars_ray.openai_api.usage import ResponseUsage
 
 CHAT = "/v1/chat/completions"
@@ -135,7 +135,7 @@ class OpenAIBatchFormat:
         body: ChatCompletionRequest | CompletionRequest = row.columns["body"]
         chat = isinstance(body, ChatCompletionRequest)
         prompt = row.request.prompt
-        usage = ResponseUsage(prompt_tokens=len(prompt))
+        usage = ResponseUsage(prompt_tokens=len(prompt), max_tokens=lowered_max_tokens(body, [row.request]))
         metadata = ResponseMetadata(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{_digest(row.id)}",
             created=int(self._clock()),

@@ -15,6 +15,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams, seed_of
 from mars_ray.errors import RequestError
+from mars_ray.openai_api.strict_schema import closed_schema
 
 COLUMNS = ("max_tokens", "temperature", "top_p", "seed", "stop", "n")
 """Parameters that may be columns of their own."""
@@ -124,6 +125,8 @@ def _grammar(name: str, value: Any) -> GrammarSpec | None:
             return None
         case "response_format", {"type": "json_object"}:
             return GrammarSpec(kind="json_object")
+        case "response_format", {"type": "json_schema", "json_schema": {"schema": dict(schema), "strict": True}}:
+            return _schema(closed_schema(schema))
         case "response_format", {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return _schema(schema)
     raise RequestError(f"{name} is {shortened(value)}, which is not a grammar.")

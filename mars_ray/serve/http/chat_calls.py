@@ -25,7 +25,7 @@ from mars_ray.openai_api.deltas import answers_of, delta_of
 from mars_ray.openai_api.prompt_scores import shown_prompt
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.translate import check_limits, engine_requests
+from mars_ray.openai_api.translate import check_limits, engine_requests, lowered_max_tokens
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.generation import count_chunk
@@ -101,4 +101,5 @@ class ChatCalls:
             token_bytes=model.engine.token_bytes,
         )
         builder = ChatResponseBuilder(metadata, plan, shown_prompt(body, prompt))
-        return _Call(body, request, builder, ResponseUsage(prompt_tokens=len(prompt)))
+        usage = ResponseUsage(prompt_tokens=len(prompt), max_tokens=lowered_max_tokens(body, [request]))
+        return _Call(body, request, builder, usage)

@@ -50,6 +50,7 @@ from mars_ray.openai_api.translate import (
     check_messages,
     check_text_length,
     engine_requests,
+    lowered_max_tokens,
     tools_of,
 )
 from mars_ray.openai_api.usage import ResponseUsage
@@ -249,7 +250,9 @@ class Endpoint:
             default_sampling=self.default_sampling,
             plan=plan,
         )
-        exchange.usage = ResponseUsage(prompt_tokens=sum(map(len, prompts)))
+        exchange.usage = ResponseUsage(
+            prompt_tokens=sum(map(len, prompts)), max_tokens=lowered_max_tokens(body, requests)
+        )
         if self.meter:
             answer_tokens = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
             await self.meter.admit(exchange, model.name, exchange.usage.prompt_tokens, answer_tokens)

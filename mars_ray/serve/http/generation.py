@@ -66,6 +66,8 @@ class Generation:
     def headers(self) -> dict[str, str]:
         """Return the headers of the response, which go out with the first chunk of a stream."""
         headers = {"x-mars-threshold": self.usage.threshold_range}
+        if self.usage.max_tokens is not None:
+            headers["x-mars-max-tokens"] = str(self.usage.max_tokens)
         if self.rehearsal:
             headers["x-mars-rehearsal"] = ascii(modelled_step_time(self.rehearsal))[1:-1]
         return headers

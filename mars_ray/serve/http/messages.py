@@ -32,11 +32,7 @@ async def count_tokens(endpoint: Endpoint, body: CountTokensRequest, key: str) -
 
 
 def _chat_request(endpoint: Endpoint, body: CountTokensRequest) -> ChatCompletionRequest:
-    return chat_request(
-        body,
-        reasons=endpoint.tokenizer.answer_format.reasoning is not None,
-        output_tokens=endpoint.limits.output_tokens,
-    )
+    return chat_request(body, reasons=endpoint.tokenizer.answer_format.reasoning is not None)
 
 
 def _builder(

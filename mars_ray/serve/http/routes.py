@@ -12,22 +12,18 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.completion import Completion
 from openai.types.model import Model
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.anthropic_api.error_body import MessagesErrorResponse, error_body
+from mars_ray.anthropic_api.error_body import MessagesErrorResponse
 from mars_ray.anthropic_api.protocol import CountTokensRequest, MessagesRequest, TokenCount
 from mars_ray.anthropic_api.responses import MessageResponse
-from mars_ray.chat.validation_errors import validation_error
 from mars_ray.engine.options import modelled_step_time
-from mars_ray.errors import MarsRayError, UnavailableError
-from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
+from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
@@ -41,6 +37,7 @@ from mars_ray.serve.http.admin_routes import Administration, admin_routes
 from mars_ray.serve.http.batch_routes import Stores, batch_routes
 from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.messages import answer_messages, count_tokens
 from mars_ray.serve.http.model_routes import model_routes
 from mars_ray.serve.http.response_store import ResponseStoreClient
@@ -98,6 +95,24 @@ STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
+class HeadRequests:
+    """Answers HEAD as GET without the body, because FastAPI's routes for GET refuse HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, receive, send_head)
+        else:
+            await self._app(scope, receive, send)
+
+
 def make_app(
     models: ServedModels,
     store: ResponseStoreClient,
@@ -131,6 +146,7 @@ def make_app(
         redirect_slashes=False,  # a redirect would repeat the name in the Host header
         responses=ERRORS,
     )
+    app.add_middleware(HeadRequests)
     add_error_handlers(app, retry_after_s)
     app.include_router(openai_routes(models))
     app.include_router(responses_routes(models, store, STREAM))
@@ -252,53 +268,6 @@ def _model(model: ModelInfo) -> Model:
         block=model.engine.block,
         **({"rehearsal": modelled_step_time(rehearsal)} if rehearsal else {}),
     )
-
-
-NOT_SERVED = (
-    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/responses, "
-    "/v1/files, /v1/batches, /v1/messages, /v1/models, /tokenize and /detokenize; /openapi.json describes them."
-)
-"""Message of a 404. It lists the served paths because clients may try OpenAI's other APIs."""
-
-
-def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
-    """Add a handler for each kind of error to `app`; `retry_after_s` returns the seconds until a retry."""
-
-    @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> Response:
-        return _response(request, error)
-
-    @app.exception_handler(MarsRayError)
-    async def failed(request: Request, error: MarsRayError) -> Response:
-        request_id = Exchange.of(request.scope).request_id
-        return _response(request, api_error(error, request_id=request_id, retry_after_s=retry_after_s()))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _response(request, api_error(validation_error(error.errors(), error.body)))
-
-    @app.exception_handler(HTTPException)
-    async def no_such_route(request: Request, error: HTTPException) -> Response:
-        # Starlette raises this for an unknown path, a wrong method and a body that is not text.
-        refusal = ApiError(error.status_code, f"{error.detail}.", type="invalid_request_error", headers=error.headers)
-        if error.status_code == 404:
-            refusal = ApiError(404, NOT_SERVED, type="invalid_request_error", code="unknown_url")
-        return _response(request, refusal)
-
-    @app.exception_handler(ClientDisconnect)
-    async def disconnected(_request: Request, _error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # only for the log, because the client has disconnected
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, _error: Exception) -> Response:
-        return _response(request, internal_error(Exchange.of(request.scope).request_id))
-
-
-def _response(request: Request, error: ApiError) -> Response:
-    exchange = Exchange.of(request.scope)
-    exchange.code = error.code
-    body = error_body(error, exchange.path, exchange.request_id)
-    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 HEADERS = {"content-security-policy": POLICY, "referrer-policy": "no-referrer", "x-frame-options": "DENY"}

@@ -17,9 +17,10 @@ from starlette.types import Message
 
 from mars_ray.serve.batches.batch_store import StoredBatch
 from mars_ray.serve.batches.row_calls import RouteAnswer
+from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.response_store import ResponseStoreClient
 from mars_ray.serve.http.responses import responses_routes
-from mars_ray.serve.http.routes import STREAM, add_error_handlers, openai_routes
+from mars_ray.serve.http.routes import STREAM, openai_routes
 from mars_ray.serve.http.served_models import ServedModels
 from mars_ray.serve.middleware.callers import Callers
 from mars_ray.serve.middleware.exchange import Exchange

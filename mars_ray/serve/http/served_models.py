@@ -127,7 +127,7 @@ class ServedModels:
     async def find(self, name: str | None, account: str) -> Endpoint:
         """Return the endpoint that answers a request for a model or adapter; None means the main model.
 
-        Waits for a model that sleeps or loads. Raises a 404 for a name that does not exist or that the account may not
+        Waits for a model that sleeps or loads. Raises a 404 for a model that does not exist or that the account may not
         use, and a 503 if the model is not ready in time.
         """
         main = await self.main.model_info()
@@ -139,7 +139,8 @@ class ServedModels:
             if model := self._model(wanted):
                 return await self._ready(model.name)
         names = ", ".join(repr(info.name) for info in await self.infos(account))
-        message = f"the model {wanted[:80]!r} does not exist here. Available: {names}."
+        refused = f"the model {name[:80]!r} does not exist here" if name else "the request names no model; name one"
+        message = f"{refused}. Available: {names}."
         raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
 
     async def infos(self, account: str) -> list[ModelInfo]:
