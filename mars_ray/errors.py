@@ -33,9 +33,14 @@ MarsRayError
     └── InterruptedRunError   the user stopped the work; it can resume    exit code 130, 143 for SIGTERM
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import ClassVar
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class MarsRayError(Exception):
@@ -190,3 +195,39 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint for the end of a message: the known name that is closest to `name`; empty if none is close."""
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean {str(close[0])!r}?" if close else ""
+
+
+_SHOULD = re.compile(r"^(?:Value error, |[A-Z][a-z]+ should (?=be|have|match))")
+_BOUNDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+
+
+def problems_of(error: "ValidationError") -> str:
+    """Return the problems that pydantic has with values: for each its name, its value, and what it must be."""
+    return "; ".join(
+        _problem(".".join(map(str, problem["loc"])), problem["msg"], problem["input"])
+        for problem in error.errors(include_url=False, include_context=False)
+    )
+
+
+def _problem(name: str, message: str, value: object) -> str:
+    if message == "Extra inputs are not permitted":
+        return f"{name} is not a setting; check its spelling"
+    if message == "Field required":
+        return f"{name} is missing"
+    rule = _SHOULD.sub(lambda start: "" if start[0].startswith("Value") else "must ", message)
+    for words, bound in _BOUNDS.items():
+        rule = rule.replace(words, bound)
+    if not name:
+        return rule
+    return f"{name} is {shortened(value)}{', ' if rule.startswith('must ') else ': '}{rule}"
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise `ConfigError` if the argument `name` of a public function is not a `kind`."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} is {shortened(value)}, must be {kind.__name__}.")

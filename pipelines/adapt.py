@@ -16,9 +16,10 @@ the adapter, `metrics.jsonl` has the metrics of each training step, and `evaluat
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from transformers.utils import logging
 
 from mars_ray.adapter.card import read_adapter_card
 from mars_ray.chat.conversation import read_messages
+from mars_ray.data.dropped_records import MAX_DROPPED, DroppedRecords
 from mars_ray.data.prompt_file import raw_messages
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, parse_object
@@ -66,6 +68,9 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--block", type=int, default=8)
     parser.add_argument("--length", type=int, default=512, help="tokens per packed row")
+    parser.add_argument(
+        "--max-dropped", type=float, default=MAX_DROPPED, help="share of the records that may be dropped"
+    )
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--batch-rows", type=int, default=4, help="packed rows per step")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -73,11 +78,13 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable_progress_bar()
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    agree(args.output / "adapt.json", {name: value for name, value in settings.items() if name != "output"})
-    heldout = own_conversations(args.model, args.heldout, args.heldout_prompts, args.output / "own" / "heldout")
+    free = ("output", "max_dropped")
+    agree(args.output / "adapt.json", {name: value for name, value in settings.items() if name not in free})
+    own = args.output / "own"
+    heldout = own_conversations(args.model, args.heldout, args.heldout_prompts, own / "heldout", args.max_dropped)
     source = args.data
     if args.own:
-        source = own_conversations(args.model, args.data, args.own, args.output / "own" / "train").conversations
+        source = own_conversations(args.model, args.data, args.own, own / "train", args.max_dropped).conversations
     train(training(args, source, heldout.conversations))
     adapter = RunFolder(args.output).model_here()
     if not read_adapter_card(adapter).calibration:
@@ -108,7 +115,7 @@ def training(args: argparse.Namespace, source: Path, heldout: Path) -> TrainConf
                 "heldout": heldout,
                 "length": args.length,
                 "overlong": "truncate",
-                "bad_records": "drop",
+                "max_dropped": args.max_dropped,
             },
             "objective": {
                 "kind": "mars",
@@ -141,16 +148,24 @@ class Own:
     """The prompts with their answers as references, for measurement."""
 
 
-def own_conversations(model: str, source: Path, count: int, folder: Path) -> Own:
-    """Let the model answer up to `count` prompts from `source`. Answers cut at `MAX_TOKENS` are kept."""
+def own_conversations(model: str, source: Path, count: int, folder: Path, max_dropped: float) -> Own:
+    """Let the model answer up to `count` prompts from `source`. Answers cut at `MAX_TOKENS` are kept.
+
+    Raises `DataError` if more than the share `max_dropped` of the records that were read has no prompt or no answer.
+    """
     prompts = folder / "prompts.jsonl"
     own = Own(folder / "conversations.jsonl", folder / "questions.jsonl")
     if not prompts.exists():
         check_source(source)
-        numbered = enumerate(islice(questions(source), count))
+        numbered = enumerate(questions(source, count, max_dropped))
         write(prompts, (line({"id": f"{n:08d}", "messages": messages}) for n, messages in numbered))
     if not own.conversations.exists():
         rows = own_answers(model, prompts, folder / "answers", max_tokens=MAX_TOKENS, keep_cut=True)
+        unanswered = DroppedRecords()
+        for row in rows:
+            if not row["text"].strip():
+                unanswered.add("the model's answer is empty", int(row["id"]) + 1)
+        report_dropped(prompts, len(rows), unanswered, max_dropped)
         # In the rows, columns other than text are stored as JSON.
         answered = [(json.loads(row["messages"]), row["text"]) for row in rows if row["text"].strip()]
         write(own.questions, (line({"messages": prompt, "reference": text}) for prompt, text in answered))
@@ -164,18 +179,39 @@ def line(fields: dict[str, object]) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def questions(source: Path) -> Iterator[Sequence[Message]]:
-    """Yield the messages before the first answer of each valid conversation."""
-    for chunk in read_records(source, RECORDS_AT_ONCE):
-        for raw in chunk:
-            try:
-                name, value = raw_messages(parse_object(raw))
-                messages = read_messages(value, name, answered=False)
-            except (BadRecordError, RequestError):
-                continue
-            prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
-            if prompt and prompt[-1]["content"].strip():
-                yield prompt
+def questions(source: Path, count: int, max_dropped: float) -> list[Sequence[Message]]:
+    """Return the messages before the first answer of the first `count` valid conversations.
+
+    Reports the records without such messages. Raises `DataError` if their share is above `max_dropped`.
+    """
+    prompts: list[Sequence[Message]] = []
+    dropped = DroppedRecords()
+    records = (raw for chunk in read_records(source, RECORDS_AT_ONCE) for raw in chunk)
+    for number, raw in enumerate(records, start=1):
+        try:
+            prompts.append(_question(raw))
+        except (BadRecordError, RequestError) as error:
+            dropped.add(str(error), number)
+        if len(prompts) == count:
+            break
+    report_dropped(source, len(prompts) + dropped.total, dropped, max_dropped)
+    return prompts
+
+
+def _question(raw: bytes) -> Sequence[Message]:
+    name, value = raw_messages(parse_object(raw))
+    messages = read_messages(value, name, answered=False)
+    prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
+    if not prompt or not prompt[-1]["content"].strip():
+        raise BadRecordError("it has no prompt before its first answer")
+    return prompt
+
+
+def report_dropped(source: Path, records: int, dropped: DroppedRecords, max_dropped: float) -> None:
+    """Print how many records were dropped. Raises `DataError` if their share is above `max_dropped`."""
+    dropped.check(str(source), records, max_dropped)
+    if dropped.total:
+        print(f"adapt: {dropped.summary(source.name, records)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

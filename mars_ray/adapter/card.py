@@ -6,14 +6,16 @@ Never: imports torch, because processes that only forward requests must not load
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from reprlib import repr as shortened
+from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mars_ray.errors import AdapterError, ModelError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.digest import weights_digest
-from mars_ray.model.resolve import is_elsewhere, resolve_model
+from mars_ray.model.resolve import as_name, is_elsewhere, resolve_model
+from mars_ray.storage.location import AnyPath
 
 AdapterT = TypeVar("AdapterT")
 CONFIG_FILE = "adapter_config.json"
@@ -69,13 +71,18 @@ def unnamed(adapter: AdapterT | None) -> dict[str | None, AdapterT]:
     return {} if adapter is None else {None: adapter}
 
 
-def resolve_adapter(name: str | None) -> Path | None:
+def resolve_adapter(name: str | AnyPath | None) -> Path | None:
     """Return the folder of an adapter; `name` is a folder, a URL, an adapter in the package, or a name on a hub.
 
     An existing folder has precedence over an adapter in the package. Raises `AdapterError` for an unknown name.
     """
     if name is None:
         return None
+    name = cast(str, as_name(name))
+    if not isinstance(name, str):
+        raise AdapterError(
+            f"the adapter is {shortened(name)}: give its folder, its URL, or organisation/name of a hub."
+        )
     exists = Path(name).expanduser().exists()
     shipped = shipped_adapters()
     if not exists and name not in shipped and not is_elsewhere(name):
@@ -100,18 +107,21 @@ def check_base(card: AdapterCard, folder: Path, base: Path, digest: str | None =
         )
 
 
-def resolve_adapters(adapter: str | None, named: Mapping[str, str]) -> dict[str | None, Path]:
+def resolve_adapters(adapter: str | AnyPath | None, named: Mapping[str, str | AnyPath]) -> dict[str | None, Path]:
     """Return the folders of the named adapters, keyed by name, and of the default adapter, if any, under the key None.
 
     Raises `AdapterError` with the name of the first adapter that is not found.
     """
     folders = unnamed(resolve_adapter(adapter))
+    if not isinstance(named, Mapping):
+        raise AdapterError(f"adapters is {shortened(named)}, must map names to folders, URLs or names on a hub.")
     for name, value in named.items():
         try:
             folder = resolve_adapter(value)
         except ModelError as error:
             raise AdapterError(f"adapter {name!r}: {error}", adapter=name) from error
-        assert folder is not None
+        if folder is None:
+            raise AdapterError(f"adapter {name!r} is None: give its folder, its URL, or organisation/name of a hub.")
         folders[name] = folder
     return folders
 

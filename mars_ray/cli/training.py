@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from mars_ray.cli.shared import AdapterOption, AsJson, Model, show_results
+from mars_ray.data.dropped_records import MAX_DROPPED
 
 
 def train(
@@ -15,12 +16,14 @@ def train(
 ) -> None:
     """Fine-tune a model with Ray Train. Running the same command again resumes a stopped run."""
     from mars_ray.training.config import read_config
+    from mars_ray.training.ray_trainer import data_losses
     from mars_ray.training.ray_trainer import train as run
     from mars_ray.training.run_folder import RunFolder
 
     settings = read_config(config)
-    metrics = asdict(run(settings))
-    show_results("trained", metrics | {"model": str(RunFolder(settings.output).model)}, as_json)
+    results = asdict(run(settings)) | {"model": str(RunFolder(settings.output).model)}
+    results |= {f"data {name}": line for name, line in data_losses(settings).items()}
+    show_results("trained", results, as_json)
 
 
 def prepare(
@@ -30,8 +33,11 @@ def prepare(
     output: Annotated[Path, typer.Option(help="Folder for the packed rows.")],
     model: Model = "bundled",
     length: Annotated[int, typer.Option(min=8, help="Tokens per packed row.")] = 512,
-    overlong: Annotated[Literal["drop", "truncate"], typer.Option()] = "drop",
-    bad_records: Annotated[Literal["error", "drop"], typer.Option()] = "error",
+    overlong: Annotated[Literal["drop", "truncate"], typer.Option(help="Treatment of longer examples.")] = "drop",
+    max_dropped: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Maximum share of the records that may be dropped: unusable or too long."),
+    ] = MAX_DROPPED,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise and pack training data, and report the counts. `train` does the same before it trains."""
@@ -42,7 +48,7 @@ def prepare(
     from mars_ray.ray_cluster import connect
     from mars_ray.storage.location import locate
 
-    options = PrepareOptions(length=length, overlong=overlong, bad_records=bad_records)
+    options = PrepareOptions(length=length, overlong=overlong, max_dropped=max_dropped)
     folder = resolve_model(model).absolute()
     connect()
     source = locate(input_file)

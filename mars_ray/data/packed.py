@@ -15,8 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pydantic import TypeAdapter
 
+from mars_ray.data.dropped_records import DropReason, dropped_summary
 from mars_ray.data.packing import PackedRow
+from mars_ray.data.source_version import SourceVersion
 from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING, PackedRows
 from mars_ray.storage.location import AnyPath
@@ -30,10 +33,14 @@ ROWS_PER_GROUP = 1024
 class PackReport:
     """What became of the records: the content of `packed.json`."""
 
+    source: SourceVersion
     records: int
-    bad_records: int
-    dropped_overlong: int
+    dropped: int
+    """Number of records that gave no example."""
+    drop_reasons: tuple[DropReason, ...]
+    """The commonest reasons, most frequent first."""
     truncated: int
+    """Number of examples that were cut to `length` tokens."""
     examples: int
     tokens: int
     response_tokens: int
@@ -43,6 +50,13 @@ class PackReport:
     """Share of the slots that hold a token instead of padding."""
     seconds: float
     tokens_per_s: float
+
+    def losses(self, source: str) -> str:
+        """Return a line about the records of `source` that were dropped or truncated; empty if all are whole."""
+        if not self.dropped and not self.truncated:
+            return ""
+        cut = f"; {self.truncated:,} truncated to {self.length:,} tokens" if self.truncated else ""
+        return dropped_summary(source, self.records, self.dropped, self.drop_reasons) + cut
 
 
 class PackedWriter:
@@ -132,10 +146,10 @@ def read_report(folder: AnyPath) -> PackReport | None:
     if not path.is_file():
         return None
     try:
-        return PackReport(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        return TypeAdapter(PackReport).validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} is not a report of this version ({error}); remove {folder} and prepare again."
+            f"{path} is not a report of this version ({_first_line(error)}); remove {folder} and prepare again."
         ) from error
 
 

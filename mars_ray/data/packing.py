@@ -1,7 +1,7 @@
 """Pack encoded examples into rows of one length, several examples per row.
 
 Each example goes into the open row where it fits best; the number of open rows is bounded. The same examples always
-give the same rows. No example is split: an example that is too long is truncated or dropped, and counted.
+give the same rows. No example is split: `fitted` truncates or drops an example that is too long.
 """
 
 from dataclasses import dataclass, field
@@ -21,27 +21,28 @@ class PackedRow:
     tokens: int = 0
 
 
-class Packer:
-    """Packs examples as they arrive; `add` and `finish` return the rows in order."""
+def fitted(encoded: Encoded, length: int, overlong: Literal["drop", "truncate"]) -> Encoded | str:
+    """Return the example with up to `length` tokens, or the reason why it must be dropped."""
+    if len(encoded.tokens) <= length:
+        return encoded
+    if overlong == "drop":
+        return f"it is longer than {length} tokens"
+    encoded = Encoded(encoded.tokens[:length], encoded.response[:length])
+    return encoded if encoded.response.any() else f"its response begins after {length} tokens, where it is truncated"
 
-    def __init__(self, length: int, overlong: Literal["drop", "truncate"]) -> None:
+
+class Packer:
+    """Packs examples of up to `length` tokens as they arrive; `add` and `finish` return the rows in order."""
+
+    def __init__(self, length: int) -> None:
         self._length = length
-        self._overlong = overlong
         self._open: list[PackedRow] = []
         self.examples = 0
         self.tokens = 0
         self.response_tokens = 0
-        self.dropped = 0
-        self.truncated = 0
 
     def add(self, encoded: Encoded) -> list[PackedRow]:
         """Add one example, and return the rows that are closed as a result, which are at most two."""
-        if len(encoded.tokens) > self._length:
-            encoded = Encoded(encoded.tokens[: self._length], encoded.response[: self._length])
-            if self._overlong == "drop" or not encoded.response.any():
-                self.dropped += 1
-                return []
-            self.truncated += 1
         tokens = len(encoded.tokens)
         self.examples += 1
         self.tokens += tokens

@@ -14,12 +14,14 @@ import pyarrow as pa
 from ray.exceptions import RayError
 
 from mars_ray.data.chat import ChatEncoder, Encoded
+from mars_ray.data.dropped_records import MAX_DROPPED, DroppedRecords
 from mars_ray.data.packed import PackedWriter, PackReport
-from mars_ray.data.packing import Packer
+from mars_ray.data.packing import Packer, fitted
 from mars_ray.data.ray_read import our_error, read_raw
 from mars_ray.data.record_file import check_source
 from mars_ray.data.records import Record, parse_record
-from mars_ray.errors import BadRecordError, EmptyDataError, RunError
+from mars_ray.data.source_version import version_of
+from mars_ray.errors import BadRecordError, ConfigError, EmptyDataError, RunError
 from mars_ray.model.folder import check_folder
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.progress import ProgressLine
@@ -36,47 +38,51 @@ class PrepareOptions:
     length: int
     """Tokens per packed row, and so the maximum length of an example."""
     overlong: Literal["drop", "truncate"]
-    bad_records: Literal["error", "drop"]
+    max_dropped: float = MAX_DROPPED
+    """Maximum share of the records that may be dropped, because they are unusable or too long. At 0, the first one is
+    an error."""
 
 
 def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions, progress: ProgressLine) -> PackReport:
     """Tokenise `source` with the tokenizer of `model` and write packed rows into `folder`.
 
-    Raises `DataError` for an unreadable source, or for the first bad record unless bad records are dropped,
-    `EmptyDataError` if no response tokens are left, `ModelError` if `model` cannot tokenise, and `RunError` if workers
-    die.
+    Raises `DataError` for an unreadable source, or if more records must be dropped than `options` allow,
+    `EmptyDataError` if no response tokens are left, `ConfigError` for rows longer than the context of the model,
+    `ModelError` if `model` cannot tokenise, and `RunError` if workers die.
     """
     started_s = time.monotonic()
     check_source(source)
+    check_length(options.length, model)
+    version = version_of(source)
     encode_with = share_folder(model)
     _encoder(encode_with)
-    records = bad = 0
-    packer = Packer(options.length, options.overlong)
+    records = truncated = 0
+    dropped = DroppedRecords()
+    packer = Packer(options.length)
     with PackedWriter(folder, options.length) as writer:
         for outcomes in _tokenised(source, encode_with):
             for outcome in outcomes:
                 records += 1
-                if isinstance(outcome, Encoded):
-                    writer.write(packer.add(outcome))
-                elif options.bad_records == "drop":
-                    bad += 1
+                example = fitted(outcome, options.length, options.overlong) if isinstance(outcome, Encoded) else outcome
+                if isinstance(example, Encoded):
+                    writer.write(packer.add(example))
+                    truncated += example is not outcome
+                elif options.max_dropped:
+                    dropped.add(example, records)
                 else:
-                    raise BadRecordError(
-                        f"{source}, record {records}: {outcome}. Correct the record, or set bad_records: drop."
-                    )
-            progress.update(records, {"tokens": packer.tokens})
+                    raise BadRecordError(f"{source}, record {records}: {example}. Correct it, or raise max_dropped.")
+            progress.update(records, {"tokens": packer.tokens} | ({"dropped": dropped.total} if dropped.total else {}))
         writer.write(packer.finish())
         if not packer.response_tokens:
-            raise EmptyDataError(
-                f"{source} holds nothing to learn from: {records} records, {bad} of them bad and {packer.dropped} "
-                f"longer than {options.length} tokens."
-            )
+            raise EmptyDataError(f"{source} holds nothing to learn from. {dropped.summary(source.name, records)}.")
+        dropped.check(str(source), records, options.max_dropped)
         seconds = time.monotonic() - started_s
         report = PackReport(
+            source=version,
             records=records,
-            bad_records=bad,
-            dropped_overlong=packer.dropped,
-            truncated=packer.truncated,
+            dropped=dropped.total,
+            drop_reasons=dropped.most_common(),
+            truncated=truncated,
             examples=packer.examples,
             tokens=packer.tokens,
             response_tokens=packer.response_tokens,
@@ -88,6 +94,16 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
         )
         writer.close(report)
     return report
+
+
+def check_length(length: int, model: Path) -> None:
+    """Raise `ConfigError` for rows longer than the context of the model, because examples may be as long as a row."""
+    positions = check_folder(model).max_positions
+    if length > positions:
+        raise ConfigError(
+            f"length is {length}, but the context of the model has {positions} tokens (max_position_embeddings in "
+            f"{model / 'config.json'}). Set length to {positions} or less."
+        )
 
 
 def _tokenised(source: AnyPath, model: SharedFolder) -> Iterator[list[Encoded | str]]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from mars_ray.engine.checked_fields import as_tuple, check_fields
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
@@ -20,8 +21,7 @@ Quantize = Literal["int8", "int4"]
 to 8 bits. Groups of 64 weights share a scale."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
-"""A count of at least 1. Values in config files are checked when the file is read, other options when an engine
-starts."""
+"""A count of at least 1."""
 
 
 def checked_machine(name: str) -> str:
@@ -48,7 +48,10 @@ def modelled_step_time(machine: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTuning:
-    """Sizes and number formats of an engine: the options shared by Python, jobs and Serve config files."""
+    """Sizes and number formats of an engine: the options shared by Python, jobs and Serve config files.
+
+    Raises `ConfigError`, which names each option of a wrong type or out of range.
+    """
 
     engine: EngineName | None = None
     """Engine that decodes. None chooses vLLM on a CUDA GPU if vLLM is installed and supports the model and the other
@@ -75,6 +78,9 @@ class EngineTuning:
     vllm_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, such as `gpu_memory_utilization`. Only for the engine `vllm`."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def tuning(self) -> dict[str, Any]:
         """The options of `EngineTuning` by name, as keyword arguments for another class with the same options."""
@@ -91,7 +97,7 @@ class EngineOptions(EngineTuning):
     """Maximum number of tokens that one request may generate, in all its sequences together."""
     threshold: float = DEFAULT_THRESHOLD
     """Threshold of requests that do not set one. It can be changed for each class while the engine runs."""
-    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
+    classes: Annotated[tuple[ServiceClass, ...], BeforeValidator(as_tuple)] = (ServiceClass(),)
     """Service classes that requests may choose."""
 
 

@@ -3,17 +3,22 @@
 Values are checked when a request is created. `core/limits` checks the limits that depend on the model.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import blake2b
+from numbers import Integral
 from reprlib import repr as shortened
+from typing import TypeVar
 
+from mars_ray.engine.checked_fields import items_of, set_plain_numbers
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric, accepts_nothing, passes
 
+EnumT = TypeVar("EnumT", bound=StrEnum)
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
@@ -73,6 +78,9 @@ class SamplingParams:
     """Grammar that the text must follow. `max_tokens` and stop strings may cut the text before it is complete."""
 
     def __post_init__(self) -> None:
+        set_plain_numbers(self)
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop_ids", _token_set(self.stop_ids))
         _check_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_number("temperature", self.temperature, 0, 100)
@@ -95,9 +103,6 @@ class SamplingParams:
             raise RequestError(
                 f"skip_special_tokens is {shortened(self.skip_special_tokens)}; it must be true or false."
             )
-        _check_stops(self.stop)
-        if not isinstance(self.stop_ids, frozenset):
-            raise RequestError(f"stop_ids is {type(self.stop_ids).__name__}; it must be a frozenset of token ids.")
         for token in self.stop_ids:
             _check_int("a stop id", token, 0)
         if not isinstance(self.logit_bias, Mapping):
@@ -106,7 +111,7 @@ class SamplingParams:
             _check_int("a token of logit_bias", token, 0)
             _check_number(f"logit_bias of token {token}", bias, -100, 100)
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
-            raise RequestError(f"grammar is {type(self.grammar).__name__}; it must be a GrammarSpec.")
+            raise RequestError(f"grammar is {shortened(self.grammar)}; it must be a GrammarSpec.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +154,11 @@ class DecodeParams:
     engine has no unnamed adapter. In mode ar, or when every token is verified, the adapter changes no answer."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mode, Mode):
-            raise RequestError(f"mode is {shortened(self.mode)}; choose one of {', '.join(Mode)}.")
-        if not isinstance(self.metric, Metric):
-            raise RequestError(f"metric is {shortened(self.metric)}; choose one of {', '.join(Metric)}.")
+        set_plain_numbers(self)
+        object.__setattr__(self, "mode", _choice("mode", self.mode, Mode))
+        object.__setattr__(self, "metric", _choice("metric", self.metric, Metric))
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise RequestError(f"adapter is {shortened(self.adapter)}; it must be the name of an adapter.")
         if self.threshold is not None:
             _check_number("threshold", self.threshold, 0, NATS_MAX if self.metric is Metric.ENTROPY else 1)
         elif self.metric is not Metric.PROBABILITY:
@@ -212,10 +218,47 @@ class Request:
     trace_id: str = ""
     """Trace id of the request, for exemplars of metrics: 32 hexadecimal digits, or empty if it is not traced."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, tuple):
+            object.__setattr__(self, "prompt", token_ids("prompt", self.prompt))
+        for name, kind in _KINDS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise RequestError(f"{name} is {shortened(value)}; it must be a {kind.__name__}.")
+
     @property
     def indices(self) -> Sequence[int]:
         """Indices of the answers to decode."""
         return tuple(self.partial_answers) or range(self.sampling.n)
+
+
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("id", "tenant", "service_class", "trace_id"), str),
+    "sampling": SamplingParams,
+    "decode": DecodeParams,
+    "partial_answers": Mapping,
+}
+"""Types of the fields of a request, which are checked without pydantic, because requests are many."""
+
+
+def token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Return the token ids in a list, an array or another sequence.
+
+    Raises a `RequestError`, which names the argument, for other values.
+    """
+    items = items_of(value)
+    if items is None or not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+        raise RequestError(f"{name} is {shortened(value)}; it must be a list of token ids.")
+    return tuple(map(int, items))
+
+
+def _token_set(value: object) -> frozenset[int]:
+    return frozenset(token_ids("stop_ids", list(value) if isinstance(value, Set) else value))
+
+
+def _choice(name: str, value: object, kind: type[EnumT]) -> EnumT:
+    if not isinstance(value, str) or value not in list(kind):
+        raise RequestError(f"{name} is {shortened(value)}; choose one of {', '.join(kind)}.")
+    return kind(value)
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
@@ -232,9 +275,10 @@ def _check_number(name: str, value: object, low: float, high: float, *, above: b
         raise RequestError(f"{name} is {shortened(value)}; it must be a number {start} {low} to {high}.")
 
 
-def _check_stops(stops: object) -> None:
-    if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
-        raise RequestError(f"stop is {shortened(stops)}; it must be a tuple of strings.")
+def _stops(value: object) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else items_of(value)
+    if stops is None or not all(isinstance(stop, str) for stop in stops):
+        raise RequestError(f"stop is {shortened(value)}; it must be a text or a list of texts.")
     if len(stops) > STOP_STRINGS_MAX:
         raise RequestError(f"there are {len(stops)} stop strings; at most {STOP_STRINGS_MAX} are allowed.")
     for stop in stops:
@@ -242,6 +286,7 @@ def _check_stops(stops: object) -> None:
             raise RequestError(
                 f"a stop string has {len(stop)} characters; it must have from 1 to {STOP_CHARACTERS_MAX}."
             )
+    return tuple(stops)
 
 
 def seed_of(name: str) -> int:
@@ -251,7 +296,7 @@ def seed_of(name: str) -> int:
 
 def check_adapter(name: str | None, known: Collection[str]) -> None:
     """Raise a `RequestError` if `name` is neither None nor among the `known` names of an engine's adapters."""
-    if name is not None and name not in known:
+    if name is not None and (not isinstance(name, str) or name not in known):
         raise RequestError(
             f"adapter is {shortened(name)}; this engine has {', '.join(known) or 'no adapters with a name'}."
         )

@@ -22,6 +22,8 @@ from mars_ray.llm.requests import (
     TextOrTokens,
     ToolChoice,
     Tools,
+    as_conversation,
+    as_tools,
     encode_conversation,
     encode_prompt,
     make_requests,
@@ -30,6 +32,7 @@ from mars_ray.llm.requests import (
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import open_model
 from mars_ray.openai_api.answer_plan import AnswerPlan
+from mars_ray.storage.location import AnyPath
 from mars_ray.usable_cpus import usable_cpus
 
 
@@ -77,7 +80,7 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.engine.close()
 
-    async def set_adapters(self, adapters: Mapping[str, str]) -> None:
+    async def set_adapters(self, adapters: Mapping[str, str | AnyPath]) -> None:
         """Have exactly these adapters with a name: folders, URLs or hub names, keyed by the names that `adapter` takes.
 
         Answers that have begun keep their adapter. Adapters beyond `adapter_memory_gib` are loaded when they are
@@ -110,14 +113,16 @@ class AsyncLLM:
         mode: Mode | str = Mode.THRESHOLD,
         adapter: str | None = None,
         schema: Schema | None = None,
-        tools: Tools = (),
+        tools: Tools | None = None,
         tool_choice: ToolChoice = "auto",
     ) -> RequestOutput:
         """Answer a conversation, as `LLM.chat` does. Cancelling the task cancels the request."""
+        conversation = as_conversation(messages)
+        tools = as_tools(tools)
         if not tools:
-            encoded = encode_conversation(self.tokenizer, messages)
+            encoded = encode_conversation(self.tokenizer, conversation)
             return await self._answer(self._request(encoded, sampling_params, threshold, mode, adapter, schema))
-        [prompt] = plan_with_tools(self.tokenizer, [messages], tools, tool_choice)
+        [prompt] = plan_with_tools(self.tokenizer, [conversation], tools, tool_choice)
         request = self._request(tuple(prompt.ids), sampling_params, threshold, mode, adapter, schema, [prompt.plan])
         return await self._answer(request, prompt.plan)
 
@@ -136,7 +141,7 @@ class AsyncLLM:
         The `index` of a chunk is the number of its answer. In the last chunk of each answer, `finished` is set. To stop
         early, call `aclose` or cancel the task.
         """
-        encoded = encode_conversation(self.tokenizer, messages)
+        encoded = encode_conversation(self.tokenizer, as_conversation(messages))
         request = self._request(encoded, sampling_params, threshold, mode, adapter, schema)
         async for chunk in self.engine.generate(request):
             yield chunk

@@ -1,9 +1,10 @@
 """`LLM`: answer a list of prompts in this process."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from reprlib import repr as shortened
 from typing import Self
 
 from mars_ray.adapter.card import resolve_adapter, resolve_adapters, unnamed
@@ -16,7 +17,7 @@ from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineName, EngineOptions
 from mars_ray.engine.request import Request, SamplingParams, check_adapter
-from mars_ray.errors import AdapterError
+from mars_ray.errors import AdapterError, RequestError
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
     Conversation,
@@ -25,9 +26,9 @@ from mars_ray.llm.requests import (
     ToolChoice,
     Tools,
     as_conversations,
-    as_prompts,
+    as_tools,
     encode_conversation,
-    encode_prompt,
+    encode_prompts,
     make_requests,
     plan_with_tools,
 )
@@ -35,6 +36,7 @@ from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import open_model
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.location import AnyPath
 
 
 class LLM:
@@ -67,7 +69,7 @@ class LLM:
         self._adapters: dict[str, LoadedAdapter] = {}
         self.engine, self.tokenizer = start_engine(resolved, options, unnamed(adapter_folder))
 
-    def set_adapters(self, adapters: Mapping[str, str]) -> None:
+    def set_adapters(self, adapters: Mapping[str, str | AnyPath]) -> None:
         """Have exactly these adapters with a name: folders, URLs or hub names, keyed by the names that `adapter` takes.
 
         All are loaded now and stay in memory, so together they must fit into `adapter_memory_gib`. Raises
@@ -92,8 +94,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: TextOrTokens | Sequence[TextOrTokens],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: TextOrTokens | Iterable[TextOrTokens],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
@@ -103,7 +105,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several, and return the outputs in the same order.
 
-        A prompt is a text or a sequence of token ids. `threshold` is the confidence at or above which a proposed token
+        A prompt is a text or token ids. Several prompts are a list, a generator, an array of NumPy or torch, or a
+        Series of pandas. `threshold` is the confidence at or above which a proposed token
         is accepted without verification. At 1, the default, every token is verified, and the answers are the same as
         when decoding one token at a time. A lower threshold needs fewer forwards. `mode` is "threshold", "exact" or
         "ar" (one token at a time). `adapter` is a name that `set_adapters` has set. `schema` is a JSON schema that
@@ -112,19 +115,19 @@ class LLM:
         Raises `RequestError`, before any work, for a prompt or a value that cannot be served. An answer that fails
         halfway has the finish reason "error"; the other answers continue.
         """
-        encoded = [encode_prompt(self.tokenizer, prompt) for prompt in as_prompts(prompts)]
+        encoded = encode_prompts(self.tokenizer, prompts)
         return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress)
 
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Conversation | Iterable[Conversation],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         threshold: float | None = None,
         mode: Mode | str = Mode.THRESHOLD,
         adapter: str | None = None,
         schema: Schema | None = None,
-        tools: Tools = (),
+        tools: Tools | None = None,
         tool_choice: ToolChoice = "auto",
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -136,6 +139,7 @@ class LLM:
         for a model without a chat template, and `RequestError` for messages and tools that cannot be used.
         """
         conversations = as_conversations(messages)
+        tools = as_tools(tools)
         if not tools:
             encoded = [encode_conversation(self.tokenizer, conversation) for conversation in conversations]
             return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress)
@@ -157,7 +161,7 @@ class LLM:
     def _answer(
         self,
         prompts: list[tuple[int, ...]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None,
         threshold: float | None,
         mode: Mode | str,
         adapter: str | None,
@@ -182,6 +186,8 @@ class LLM:
                 check_grammar(request.sampling.grammar)
         if progress is None:
             progress = sys.stderr.isatty()
+        elif not isinstance(progress, bool):
+            raise RequestError(f"progress is {shortened(progress)}; it must be True, False or None.")
         if not progress:
             return self._decode(requests, plans, None)
         with ProgressLine("answers", total=len(requests)) as line:

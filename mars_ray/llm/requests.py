@@ -1,27 +1,32 @@
 """Turn the arguments of `LLM` and `AsyncLLM` into requests to the engine. Nothing is decoded here."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from numbers import Integral
+from reprlib import repr as shortened
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PydanticUserError
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.chat.conversation import PlainMessage, read_messages
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.checked_fields import items_of
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams, token_ids
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_prompts import ChatPrompt, ChatPrompts, sampling_with_plan
 
-TextOrTokens = str | Sequence[int]
+TextOrTokens = str | Iterable[int]
 """A prompt: a text for the model's tokenizer, or token ids."""
-Conversation = str | Sequence[Mapping[str, Any] | BaseModel]
-"""Messages in the format of OpenAI's chat API, also as objects of its client, or the text of a single user message."""
+Message = Mapping[str, Any] | BaseModel
+"""A message in the format of OpenAI's chat API, also as an object of its client."""
+Conversation = str | Message | Iterable[Message]
+"""Messages, a single one, or the text of a single user message."""
 Schema = str | Mapping[str, Any] | type[BaseModel]
 """A JSON schema as text or as a mapping, or a pydantic model."""
 
@@ -33,47 +38,99 @@ ToolChoice = str | Mapping[str, Any]
 _numbers = count()
 
 
-def as_prompts(prompts: TextOrTokens | Sequence[TextOrTokens]) -> list[TextOrTokens]:
-    """Return a list of prompts, given one prompt or several."""
-    is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return cast(list[TextOrTokens], [prompts] if is_single else list(prompts))
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: TextOrTokens | Iterable[TextOrTokens]
+) -> list[tuple[int, ...]]:
+    """Return the token ids of each prompt, given one prompt or several: a list, a generator, an array or a Series.
+
+    Raises a `RequestError`, which names the prompt, for a value that is neither text nor token ids.
+    """
+    if isinstance(prompts, str):
+        return [encode_prompt(tokenizer, prompts, "prompts")]
+    items = items_of(prompts)
+    if items is None:
+        raise RequestError(f"prompts is {shortened(prompts)}; it must be a text, token ids, or a list of such prompts.")
+    if items and isinstance(items[0], Integral):
+        return [token_ids("prompts", items)]
+    return [encode_prompt(tokenizer, prompt, f"prompts[{number}]") for number, prompt in enumerate(items)]
 
 
-def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Return a list of conversations, given one conversation or several."""
-    is_single = isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], Mapping | BaseModel))
-    return cast(list[Conversation], [messages] if is_single else list(messages))
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens, name: str = "prompt") -> tuple[int, ...]:
+    """Return the token ids of a prompt. Raises a `RequestError`, which names the argument, for an unusable value."""
+    if not isinstance(prompt, str):
+        return token_ids(name, prompt)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name} holds {prompt[error.start]!a}, which is no character.") from None
+    return tuple(tokenizer(prompt)["input_ids"])
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens) -> tuple[int, ...]:
-    """Return the token ids of a prompt."""
-    return tuple(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else tuple(prompt)
+def as_conversations(messages: Conversation | Iterable[Conversation]) -> list[tuple[PlainMessage, ...]]:
+    """Return checked conversations, given one or several: a list, a generator, an array or a Series.
+
+    Raises a `RequestError`, which names the conversation, for a value that is neither text nor messages, and for
+    messages that OpenAI's chat API would refuse.
+    """
+    if isinstance(messages, str) or _is_message(messages):
+        return [as_conversation(cast(Conversation, messages))]
+    items = items_of(messages)
+    if items is None:
+        raise RequestError(
+            f"messages is {shortened(messages)}; it must be a text, messages, or a list of conversations."
+        )
+    if items and _is_message(items[0]):
+        return [as_conversation(items)]
+    return [as_conversation(item, f"messages[{number}]") for number, item in enumerate(items)]
 
 
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> tuple[int, ...]:
+def as_conversation(value: Conversation, name: str = "messages") -> tuple[PlainMessage, ...]:
+    """Return a checked conversation. Raises a `RequestError`, which names the argument, for another value."""
+    if isinstance(value, str):
+        return read_messages([{"role": "user", "content": value}], name)
+    messages = [value] if _is_message(value) else items_of(value)
+    if not messages or not all(map(_is_message, messages)):
+        raise RequestError(f"{name} is {shortened(value)}; it must be a text or a list of messages.")
+    return read_messages([_fields(message) for message in messages], name)
+
+
+def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Sequence[PlainMessage]) -> tuple[int, ...]:
     """Return the token ids of a conversation, up to the beginning of the assistant's answer.
 
-    Raises `ModelError` for a model without a chat template, `RequestError` for messages that OpenAI's chat API would
-    refuse, and `BadRecordError` if the template refuses the conversation.
+    Raises `ModelError` for a model without a chat template, and `BadRecordError` if the template refuses the
+    conversation.
     """
-    return tuple(ChatEncoder(tokenizer).prompt(_messages(conversation)))
+    return tuple(ChatEncoder(tokenizer).prompt(conversation))
 
 
 def plan_with_tools(
-    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], tools: Tools, tool_choice: ToolChoice
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[Sequence[PlainMessage]],
+    tools: Tools,
+    tool_choice: ToolChoice,
 ) -> list[ChatPrompt]:
     """Return the prompt of each conversation with these tools, and the plan of its answers.
 
     Raises the errors of `encode_conversation`, and `RequestError` for tools that the model cannot be given.
     """
-    fields = {"tools": list(tools), "tool_choice": tool_choice}
+    fields = {"tools": tools, "tool_choice": tool_choice}
     prompts = ChatPrompts(tokenizer)
-    return [prompts.with_tools(_messages(conversation), fields) for conversation in conversations]
+    return [prompts.with_tools(conversation, fields) for conversation in conversations]
+
+
+def as_tools(tools: Tools | None) -> list[Mapping[str, Any]]:
+    """Return a list of tools, given one tool or several. Raises `RequestError` for a value that is no tool."""
+    if tools is None:
+        return []
+    items = [tools] if isinstance(tools, Mapping) else items_of(tools)
+    if items is None or not all(isinstance(tool, Mapping) for tool in items):
+        raise RequestError(f"tools is {shortened(tools)}; it must be a list of functions in OpenAI's format.")
+    return items
 
 
 def make_requests(
     prompts: Sequence[tuple[int, ...]],
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    sampling_params: SamplingParams | Iterable[SamplingParams] | None,
     *,
     threshold: float | None,
     mode: Mode | str,
@@ -88,42 +145,59 @@ def make_requests(
 
     Raises `RequestError` for a value out of range.
     """
-    if isinstance(sampling_params, Sequence):
-        if len(sampling_params) != len(prompts):
-            raise RequestError(
-                f"there are {len(prompts)} prompts and {len(sampling_params)} sampling parameters; give one for all, "
-                "or one for each prompt."
-            )
-        sampling = list(sampling_params)
-    else:
-        sampling = [sampling_params or default] * len(prompts)
+    sampling = _sampling(sampling_params, len(prompts), default)
     if schema is not None:
         sampling = [_with_schema(params, schema) for params in sampling]
     if plans:
         sampling = [sampling_with_plan(params, plan) for params, plan in zip(sampling, plans, strict=True)]
-    if mode not in list(Mode):
-        raise RequestError(f"mode is {mode!r}; choose one of {', '.join(Mode)}.")
-    decode = DecodeParams(mode=Mode(mode), threshold=threshold, adapter=adapter)
+    decode = DecodeParams(mode=mode, threshold=threshold, adapter=adapter)  # type: ignore[arg-type]  # it converts text
     return [
         Request(id=f"llm-{next(_numbers)}", prompt=prompt, sampling=params, decode=decode)
         for prompt, params in zip(prompts, sampling, strict=True)
     ]
 
 
-def _messages(conversation: Conversation) -> tuple[PlainMessage, ...]:
-    if isinstance(conversation, str):
-        return read_messages([{"role": "user", "content": conversation}])
-    # Answers of OpenAI's client are objects.
-    return read_messages(
-        [message.model_dump() if isinstance(message, BaseModel) else message for message in conversation]
-    )
+def _sampling(
+    sampling_params: SamplingParams | Iterable[SamplingParams] | None, prompts: int, default: SamplingParams
+) -> list[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or default] * prompts
+    items = items_of(sampling_params)
+    if items is None or not all(isinstance(item, SamplingParams) for item in items):
+        raise RequestError(
+            f"sampling_params is {shortened(sampling_params)}; it must be SamplingParams, or a list with one for each "
+            "prompt."
+        )
+    if len(items) != prompts:
+        raise RequestError(
+            f"there are {prompts} prompts and {len(items)} sampling parameters; give one for all, or one for each "
+            "prompt."
+        )
+    return items
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, Mapping | BaseModel)
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return message.model_dump() if isinstance(message, BaseModel) else dict(message)
 
 
 def _with_schema(params: SamplingParams, schema: Schema) -> SamplingParams:
     if params.grammar is not None:
         raise RequestError("the sampling parameters have a grammar already; give a schema or a grammar, not both.")
+    return replace(params, grammar=GrammarSpec(kind="json_schema", text=_schema_text(schema)))
+
+
+def _schema_text(schema: Schema) -> str:
     if isinstance(schema, str):
-        text = schema
-    else:
-        text = json.dumps(schema if isinstance(schema, Mapping) else schema.model_json_schema())
-    return replace(params, grammar=GrammarSpec(kind="json_schema", text=text))
+        return schema
+    try:
+        if isinstance(schema, Mapping):
+            return json.dumps(dict(schema))
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            return json.dumps(schema.model_json_schema())
+    except (TypeError, ValueError, RecursionError, PydanticUserError) as error:
+        raise RequestError(f"schema cannot be written as JSON: {error}.") from error
+    raise RequestError(f"schema is {shortened(schema)}; it must be a JSON schema or a pydantic model.")

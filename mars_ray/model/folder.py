@@ -18,6 +18,7 @@ from mars_ray.model.json_object import read_json_object
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.tokenizer import check_tokenizer, load_tokenizer
 from mars_ray.model.weights import check_weights
+from mars_ray.storage.location import AnyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class ResolvedModel:
         return load_tokenizer(self.folder, self.config, self.tokenizer_is_custom)
 
 
-def open_model(name: str, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
+def open_model(name: str | AnyPath, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
     """Find the model `name`, fetch it if needed, and check it; dtype "auto" depends on `device`."""
     return check_folder(resolve_model(name).absolute(), dtype, device)
 

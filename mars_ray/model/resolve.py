@@ -6,12 +6,17 @@ An existing folder has precedence over a name on a hub. `check_folder` checks th
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from reprlib import repr as shortened
+from typing import Annotated, cast
+
+from pydantic import BeforeValidator
+from upath import UPath
 
 from mars_ray.errors import ModelError, did_you_mean
 from mars_ray.model.sources.hub import cached_names, download, hub_name_of, parse_hub_name
 from mars_ray.model.sources.node_cache import NODE_URL
 from mars_ray.model.sources.store import fetched_from_store
-from mars_ray.storage.location import FILE_URL, is_url
+from mars_ray.storage.location import FILE_URL, AnyPath, is_url
 
 BUNDLED = "bundled"
 SMOLLM2 = "smollm2"
@@ -21,11 +26,29 @@ WHAT_TO_GIVE = (
 )
 
 
-def resolve_model(name: str) -> Path:
+def as_name(value: object) -> object:
+    """Return a path as the text that names it, and other values as they are.
+
+    A `Path` is always a path: Path("bundled") becomes "./bundled", which is not the packaged model.
+    """
+    if isinstance(value, Path):
+        return str(value) if value.is_absolute() else f"./{value}"
+    return str(value) if isinstance(value, UPath) else value
+
+
+Name = Annotated[str, BeforeValidator(as_name)]
+"""Name of a model or an adapter, or its path."""
+
+
+def resolve_model(name: str | AnyPath) -> Path:
     """Return the folder of the model called `name`, after downloading or converting it if needed.
 
-    "bundled" is always the packaged model; write "./bundled" for a folder of this name.
+    "bundled" is always the packaged model; write "./bundled" for a folder of this name. Raises `ModelError` for an
+    unknown name.
     """
+    name = cast(str, as_name(name))
+    if not isinstance(name, str):
+        raise ModelError(f"the model is {shortened(name)}: give {WHAT_TO_GIVE}.")
     if name == BUNDLED:
         return Path(str(files("mars_ray"))) / "assets" / "bundled"
     if name.startswith(NODE_URL):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.control.control_settings import ControlPlan, PolicyName
+from mars_ray.engine.checked_fields import Texts, check_fields
 from mars_ray.errors import ConfigError
 from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
 from mars_ray.load.slo import RequestSlo, parse_slo
@@ -23,6 +24,7 @@ from mars_ray.simulate.modelled_machine import open_machine
 from mars_ray.simulate.plot import check_plot, plot
 from mars_ray.simulate.scaling import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
+from mars_ray.storage.location import AnyPath, PathOrUrl
 
 REPLICAS_MAX = 10_000
 NUMBER_MAX = 1e9
@@ -36,7 +38,7 @@ class SimulateOptions:
     replicas: int
     policy: str | None = None
     """Name of the policy; None means the one in the control file, or else the default."""
-    control: Path | None = None
+    control: PathOrUrl | None = None
     """YAML file of a `ControlPlan`."""
     machine: str | None = None
     """Name such as h200/qwen2.5-7b, or a file; None means the bundled model as measured."""
@@ -51,12 +53,13 @@ class SimulateOptions:
     duration: float | None = None
     mix: str | None = None
     """Share of requests by class, such as "gold:1,batch:3"; None means equal shares."""
-    slo: tuple[str, ...] = ()
+    slo: Texts = ()
     front_ms: float = 0.0
     ticks: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 <= self.replicas <= REPLICAS_MAX:
             raise ConfigError(f"replicas is {self.replicas}; it must be in 1..{REPLICAS_MAX}.")
         if self.max_replicas is not None and self.max_replicas > REPLICAS_MAX:
@@ -161,7 +164,7 @@ def run_simulation(options: SimulateOptions, plot_file: Path | None = None) -> d
     return _report(options, plan, machine, result, simulated_s)
 
 
-def _yaml(path: Path | None) -> dict[str, Any]:
+def _yaml(path: AnyPath | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:

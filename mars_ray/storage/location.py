@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic import PlainSerializer, PlainValidator
 from upath import UPath
 
 from mars_ray.errors import ConfigError, MarsRayError
@@ -38,6 +39,16 @@ def locate(name: str | AnyPath) -> AnyPath:
     if isinstance(name, Path | UPath):
         return name
     return locate_url(name) if is_url(name) else Path(name.removeprefix(FILE_URL))
+
+
+def _located(value: object) -> AnyPath:
+    if not isinstance(value, str | Path | UPath) or not str(value):
+        raise ValueError("must be a path or URL")
+    return locate(value)
+
+
+PathOrUrl = Annotated[AnyPath, PlainValidator(_located), PlainSerializer(str)]
+"""A file or folder, as a path or URL; a field of settings."""
 
 
 def locate_url(url: str) -> UPath:

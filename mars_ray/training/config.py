@@ -4,24 +4,16 @@ An unknown key or a value out of range raises a `ConfigError` that names the key
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from mars_ray.errors import ConfigError
+from mars_ray.data.dropped_records import MAX_DROPPED
+from mars_ray.errors import ConfigError, problems_of
 from mars_ray.model.dtype import DtypeOrAuto
-from mars_ray.storage.location import AnyPath, locate
-
-
-def _located(path: object) -> AnyPath:
-    if not isinstance(path, str | AnyPath):
-        raise ValueError("must be a path or URL")
-    return locate(path)
-
-
-Place = Annotated[AnyPath, PlainValidator(_located), PlainSerializer(str)]
-"""A file or folder, as a path or URL."""
+from mars_ray.model.resolve import Name
+from mars_ray.storage.location import PathOrUrl
 
 
 class _Section(BaseModel):
@@ -31,14 +23,17 @@ class _Section(BaseModel):
 class DataSection(_Section):
     """Training data and held-out data."""
 
-    train: Place
+    train: PathOrUrl
     """JSONL (plain, gz or zst) or parquet, as a path or URL. Each record has `messages`, or `prompt` and `response`."""
-    heldout: Place
+    heldout: PathOrUrl
     """Data of the same form; during training, the model is measured on a few packed rows of it."""
     length: int = Field(512, ge=8)
-    """Tokens per packed row, and so the maximum length of an example."""
+    """Tokens per packed row, and so the maximum length of an example; at most the context of the model."""
     overlong: Literal["drop", "truncate"] = "drop"
-    bad_records: Literal["error", "drop"] = "error"
+    """Treatment of examples that are longer."""
+    max_dropped: float = Field(MAX_DROPPED, ge=0, le=1)
+    """Maximum share of the records of a file that may be dropped, because they are unusable or too long. The run
+    reports what it drops. At 0, the first such record is an error."""
 
 
 class AdapterSection(_Section):
@@ -49,7 +44,7 @@ class AdapterSection(_Section):
     """Low-rank products are scaled by alpha / rank. Default: twice the rank."""
     target_modules: tuple[str, ...] | None = None
     """Names of the linear layers to adapt, such as q_proj. Default: all of them."""
-    init: str | None = None
+    init: Name | None = None
     """Adapter to start from, which must have the same sizes: a folder, its URL or a name on a hub. It may have been
     trained for another model, such as the one this model was fine-tuned from."""
 
@@ -125,12 +120,12 @@ class ComputeSection(_Section):
 
 
 class TrainConfig(_Section):
-    """The settings of one training run."""
+    """The settings of one training run. Raises `ConfigError`, which names each wrong key or value."""
 
-    model: str
+    model: Name
     """The model to start from: `bundled`, `smollm2`, a folder, a .gguf file, a URL of a folder or .gguf file, or a name
     on a hub."""
-    output: Place
+    output: PathOrUrl
     """Run folder, or its URL: packed data, checkpoints, metrics, and the finished model in `model/`."""
     data: DataSection
     objective: ObjectiveSection
@@ -143,6 +138,14 @@ class TrainConfig(_Section):
     """Steps between two measurements of the held-out rows; another one follows the last step."""
     measure_rows: int = Field(16, ge=1)
     seed: int = 0
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_our_error(cls, settings: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(settings)
+        except ValidationError as error:
+            raise ConfigError(problems_of(error)) from None
 
     @model_validator(mode="after")
     def _rows_divide_evenly(self) -> "TrainConfig":
@@ -177,17 +180,5 @@ def parse_config(fields: dict[str, Any], origin: str) -> TrainConfig:
     """Check settings; messages name `origin`. Raises `ConfigError`, which names each wrong key or value."""
     try:
         return TrainConfig.model_validate(fields)
-    except ValidationError as error:
-        problems = [
-            _problem(".".join(map(str, problem["loc"])), problem["msg"], problem["input"]) for problem in error.errors()
-        ]
-        raise ConfigError(f"{origin}: " + "; ".join(problems)) from None
-
-
-def _problem(key: str, message: str, value: object) -> str:
-    if message == "Extra inputs are not permitted":
-        return f"{key} is not a setting; check its spelling"
-    if message == "Field required":
-        return f"{key} is missing"
-    message = message.removeprefix("Value error, ")
-    return f"{key} = {value!r}: {message}" if key else message
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None

@@ -26,13 +26,14 @@ from upath import UPath
 from mars_ray.adapter.card import resolve_adapter
 from mars_ray.data.packed import REPORT_FILE, read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
-from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError
+from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError, check_kind
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
+from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.config import TrainConfig, parse_config
 from mars_ray.training.loop import TrainingRun, new_accelerator
@@ -50,6 +51,7 @@ def train(config: TrainConfig) -> StepMetrics:
     `OutputError` if another process uses it, `ClusterError` if the cluster is too small, `DataError` for unusable data,
     `DivergedError` if the loss is not finite, `InterruptedRunError` after Ctrl-C, and `RunError` if workers keep dying.
     """
+    check_kind("config", config, TrainConfig)
     base = resolve_model(config.model).absolute()
     # The dtype is resolved here, so that it is part of the run's settings and workers on other machines use the same
     # one.
@@ -60,12 +62,18 @@ def train(config: TrainConfig) -> StepMetrics:
     config = config.model_copy(update=fixed)
     folder = RunFolder(config.output)
     with folder.only_driver():
-        folder.check_settings(_settings(config, base))
+        settings = _settings(config, base)
+        if folder.begun:
+            folder.check_settings(settings)
+            for source, packed in _data(config, folder):
+                folder.check_data(source, packed)
         if not folder.finished:
             print(f"train: {dtype.name}: {dtype.reason}", file=sys.stderr)
             connect()
             _check_cluster(config)
             _prepare_data(config, base, folder)
+            if not folder.begun:
+                folder.keep_settings(settings)
             _fit(config, base, folder)
         metrics = read_metrics(folder.path)
         plot_metrics(metrics, folder.picture)
@@ -74,8 +82,9 @@ def train(config: TrainConfig) -> StepMetrics:
 
 def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
     """Return the settings that must be the same when a run is resumed. Digests replace folders, so that a run can
-    resume on a machine with other folders. Workers and their resources may change."""
-    settings: dict[str, Any] = config.model_dump(mode="json", exclude={"output"})
+    resume on a machine with other folders. Workers and their resources may change, and so may the limit of dropped
+    records, which affects no row."""
+    settings: dict[str, Any] = config.model_dump(mode="json", exclude={"output": True, "data": {"max_dropped"}})
     settings["compute"] = {"precision": config.compute.precision}
     settings |= {"model": model_label(config.model, base), "model_digest": folder_digest(base)}
     if init := _init(config):
@@ -89,13 +98,29 @@ def _init(config: TrainConfig) -> Path | None:
 
 
 def _prepare_data(config: TrainConfig, base: Path, folder: RunFolder) -> None:
+    """Pack the data, unless the run has begun with them, and report the records that were dropped."""
     data = config.data
-    options = PrepareOptions(length=data.length, overlong=data.overlong, bad_records=data.bad_records)
-    for source, packed in ((data.heldout, folder.heldout_data), (data.train, folder.train_data)):
-        if read_report(packed) is None:
+    options = PrepareOptions(length=data.length, overlong=data.overlong, max_dropped=data.max_dropped)
+    for source, packed in _data(config, folder):
+        # Before a run has begun, its settings may change, and rows in its folder may come from others.
+        if not folder.begun or read_report(packed) is None:
             with ProgressLine(f"tokenise {source.name}", total=None) as progress:
                 pack = partial(prepare, source, model=base, options=options, progress=progress)
                 write_folder(packed, pack, last=REPORT_FILE)
+    for line in data_losses(config).values():
+        print(f"train: {line}", file=sys.stderr)
+
+
+def _data(config: TrainConfig, folder: RunFolder) -> list[tuple[AnyPath, AnyPath]]:
+    """Return each data file with the folder of its packed rows."""
+    return [(config.data.heldout, folder.heldout_data), (config.data.train, folder.train_data)]
+
+
+def data_losses(config: TrainConfig) -> dict[str, str]:
+    """Return a line about the dropped and truncated records of each data file of a run, by the path of the file."""
+    reports = {source: read_report(packed) for source, packed in _data(config, RunFolder(config.output))}
+    lines = {str(source): report.losses(source.name) for source, report in reports.items() if report}
+    return {source: line for source, line in lines.items() if line}
 
 
 def _fit(config: TrainConfig, base: Path, folder: RunFolder) -> None:

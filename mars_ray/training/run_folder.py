@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mars_ray import errors
+from mars_ray.data.packed import read_report
+from mars_ray.data.source_version import has_changed
 from mars_ray.errors import ConfigError, MarsRayError, OutputError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.sources.store import folder_here
@@ -25,6 +27,7 @@ class RunFolder:
         self.train_data = path / "data" / "train"
         self.heldout_data = path / "data" / "heldout"
         self.picture = path / "metrics.png"
+        self._settings = path / "settings.json"
         self._stop = path / "STOP"
         self._error = path / "error.json"
         self._store_check = Seldom()
@@ -47,19 +50,32 @@ class RunFolder:
         check_reachable(self.path)
         return DriverLease(self.path / "driver.json", of=self.path).held()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the data of the run are ready. From then on, the settings and the data are fixed."""
+        return self._settings.exists()
+
+    def keep_settings(self, settings: dict[str, Any]) -> None:
+        """Write down the settings of a run whose data are ready."""
+        write_file(self._settings, ["\n".join([*_lines(settings), ""]).encode()])
+
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Raise `ConfigError` if the run began with other settings. Its checkpoints do not contain the settings."""
-        path = self.path / "settings.json"
-        lines = json.dumps(settings, indent=2).splitlines()
-        if not path.exists():
-            write_file(path, ["\n".join([*lines, ""]).encode()])
-            return
-        for before, now in zip(path.read_text().splitlines(), lines, strict=False):
+        for before, now in zip(self._settings.read_text().splitlines(), _lines(settings), strict=False):
             if before != now:
                 raise ConfigError(
                     f"{self.path} holds a run with other settings: {before.strip(' ,')} there, {now.strip(' ,')} now. "
                     "Choose another output."
                 )
+
+    def check_data(self, source: AnyPath, packed: AnyPath) -> None:
+        """Raise `ConfigError` if the file `source` has changed since its records were put into the folder `packed`."""
+        report = read_report(packed)
+        if report is not None and has_changed(source, report.source):
+            raise ConfigError(
+                f"{source} has changed since the run in {self.path} began: it had {report.source.bytes:,} bytes and "
+                f"the digest {report.source.digest}. Restore the file, or choose another output."
+            )
 
     def begin_attempt(self) -> None:
         """Remove the stop request and the error of an earlier attempt."""
@@ -91,3 +107,7 @@ class RunFolder:
         if self._error.exists():
             reason = json.loads(self._error.read_text())
             raise getattr(errors, reason["kind"])(reason["message"])
+
+
+def _lines(settings: dict[str, Any]) -> list[str]:
+    return json.dumps(settings, indent=2).splitlines()

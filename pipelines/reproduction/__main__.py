@@ -136,7 +136,7 @@ def about_own_answers(output: Path) -> Json:
 def pack(base: Path, source: Path, folder: Path) -> None:
     """Tokenise and pack the examples in `source`, unless `folder` is complete."""
     if read_report(folder) is None:
-        options = PrepareOptions(length=LENGTH, overlong="drop", bad_records="error")
+        options = PrepareOptions(length=LENGTH, overlong="drop")
         with ProgressLine(f"tokenise {source.name}", total=None) as progress:
             prepare(source, folder, base, options, progress)
 

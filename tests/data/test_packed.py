@@ -25,7 +25,7 @@ def write(folder: Path, rows: list[PackedRow], length: int) -> Path:
 
 
 def some_rows(count: int, length: int = 6) -> list[PackedRow]:
-    packer = Packer(length, "drop")
+    packer = Packer(length)
     rows = [row for n in range(count) for row in packer.add(example([n] * (length - 1), prompt=2))]
     return rows + packer.finish()
 
@@ -34,7 +34,7 @@ def some_rows(count: int, length: int = 6) -> list[PackedRow]:
 def test_what_is_written_is_read_back_with_positions_that_restart(
     lengths: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    packer, tokens = Packer(9, "drop"), iter(range(1000))
+    packer, tokens = Packer(9), iter(range(1000))
     examples = [example([next(tokens) for _ in range(size)], prompt=size // 2) for size in lengths]
     rows = [row for each in examples for row in packer.add(each)] + packer.finish()
     data = PackedData(write(tmp_path_factory.mktemp("packed"), rows, 9))

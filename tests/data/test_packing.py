@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.data.packing import OPEN_ROWS_MAX, PackedRow, Packer
+from mars_ray.data.chat import Encoded
+from mars_ray.data.packing import OPEN_ROWS_MAX, PackedRow, Packer, fitted
 from tests.data.data_samples import example
 
 Lengths = list[int]
@@ -16,8 +17,9 @@ def pack(
     lengths: Lengths, length: int, overlong: Literal["drop", "truncate"] = "drop"
 ) -> tuple[Packer, list[PackedRow]]:
     """Pack examples of these lengths; every token of example n is the number n, the first is the prompt."""
-    packer = Packer(length, overlong)
-    rows = [row for n, tokens in enumerate(lengths) for row in packer.add(example([n] * tokens, prompt=1))]
+    packer = Packer(length)
+    examples = [fitted(example([n] * tokens, prompt=1), length, overlong) for n, tokens in enumerate(lengths)]
+    rows = [row for encoded in examples if isinstance(encoded, Encoded) for row in packer.add(encoded)]
     return packer, rows + packer.finish()
 
 
@@ -26,24 +28,22 @@ def numbers(row: PackedRow) -> list[int]:
 
 
 @given(lengths=st.lists(st.integers(1, 24), max_size=300), length=st.integers(1, 20))
-def test_every_example_is_in_one_row_whole_and_in_order_or_counted_as_dropped(lengths: Lengths, length: int) -> None:
-    packer, rows = pack(lengths, length)
+def test_every_example_is_in_one_row_whole_and_in_order_or_dropped(lengths: Lengths, length: int) -> None:
+    _, rows = pack(lengths, length)
     kept = [n for n, tokens in enumerate(lengths) if tokens <= length]
     assert sorted(chain.from_iterable(map(numbers, rows))) == kept
     assert all(numbers(row) == sorted(numbers(row)) for row in rows)
     assert all(len(encoded.tokens) == lengths[encoded.tokens[0]] for row in rows for encoded in row.examples)
-    assert packer.dropped == len(lengths) - len(kept)
 
 
 @given(lengths=st.lists(st.integers(1, 24), max_size=300), length=st.integers(2, 20))
 def test_the_counts_are_those_of_the_rows(lengths: Lengths, length: int) -> None:
     packer, rows = pack(lengths, length, "truncate")
     inside = [encoded for row in rows for encoded in row.examples]
-    assert packer.examples == len(inside) == len(lengths) - packer.dropped
+    assert packer.examples == len(inside) == len(lengths)
     assert packer.tokens == sum(len(encoded.tokens) for encoded in inside) == sum(row.tokens for row in rows)
     assert packer.response_tokens == sum(int(encoded.response.sum()) for encoded in inside)
-    assert packer.truncated == sum(tokens > length for tokens in lengths)
-    assert packer.dropped == 0
+    assert sorted(len(encoded.tokens) for encoded in inside) == sorted(min(tokens, length) for tokens in lengths)
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=300), length=st.integers(1, 20))
@@ -80,7 +80,7 @@ def test_the_fullest_row_with_room_is_filled_first() -> None:
 
 
 def test_at_the_limit_of_open_rows_the_fullest_is_closed() -> None:
-    packer = Packer(1000, "drop")
+    packer = Packer(1000)
     for n in range(OPEN_ROWS_MAX):
         assert packer.add(example([n] * (501 + n))) == []
     (closed,) = packer.add(example([999] * 600))
@@ -95,21 +95,21 @@ def test_two_rows_with_the_same_tokens_are_two_rows() -> None:
 
 def test_an_example_as_long_as_a_row_is_a_row() -> None:
     for overlong in ("drop", "truncate"):
-        packer, rows = pack([3, 10, 3], 10, overlong)
+        _, rows = pack([3, 10, 3], 10, overlong)
         assert [numbers(row) for row in rows] == [[1], [0, 2]]
-        assert (packer.dropped, packer.truncated) == (0, 0)
+
+
+def test_an_overlong_example_is_dropped_with_its_reason() -> None:
+    assert fitted(example([0, 1, 2, 3, 4], prompt=3), 4, "drop") == "it is longer than 4 tokens"
 
 
 def test_truncating_keeps_the_beginning() -> None:
-    packer = Packer(4, "truncate")
-    (row,) = packer.add(example([0, 1, 2, 3, 4, 5], prompt=3))
-    assert row.examples[0].tokens.tolist() == [0, 1, 2, 3]
-    assert row.examples[0].response.tolist() == [False, False, False, True]
-    assert (packer.truncated, packer.response_tokens) == (1, 1)
+    encoded = fitted(example([0, 1, 2, 3, 4, 5], prompt=3), 4, "truncate")
+    assert isinstance(encoded, Encoded)
+    assert encoded.tokens.tolist() == [0, 1, 2, 3]
+    assert encoded.response.tolist() == [False, False, False, True]
 
 
 def test_an_example_that_truncating_leaves_without_a_response_is_dropped() -> None:
-    packer = Packer(4, "truncate")
-    assert packer.add(example([0, 1, 2, 3, 4, 5], prompt=4)) == []
-    assert (packer.dropped, packer.truncated, packer.examples, packer.tokens) == (1, 0, 0, 0)
-    assert packer.finish() == []
+    reason = fitted(example([0, 1, 2, 3, 4, 5], prompt=4), 4, "truncate")
+    assert reason == "its response begins after 4 tokens, where it is truncated"

@@ -17,7 +17,9 @@ from mars_ray.data.packed import PackedData, PackReport, read_report
 from mars_ray.data.packing import Packer
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.data.records import parse_record
-from mars_ray.errors import BadRecordError, DataError, EmptyDataError, ModelError, RunError
+from mars_ray.data.source_version import version_of
+from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError, ModelError, RunError
+from mars_ray.model.folder import check_folder
 from mars_ray.model.sources.ray_folder import share_folder
 from mars_ray.progress import ProgressLine
 from tests.data.data_samples import CHATML, make_tokenizer
@@ -27,7 +29,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 # More than one block of the pipeline, with what ends a line elsewhere: U+0085, a byte of "ą", and U+2028.
 RECORDS = [{"prompt": f"ą\u2028 say {n}", "response": "one two " * (n % 9 + 1)} for n in range(2500)]
 LENGTH = 64
-OPTIONS = PrepareOptions(length=LENGTH, overlong="drop", bad_records="error")
+OPTIONS = PrepareOptions(length=LENGTH, overlong="drop")
 PROGRESS = ProgressLine("tokenise", total=None)
 
 
@@ -63,7 +65,7 @@ def prepared(cluster: None, model: Path, tmp_path_factory: pytest.TempPathFactor
 
 def test_the_rows_are_those_of_encoding_and_packing_in_order(prepared: tuple[Path, PackReport]) -> None:
     source, report = prepared
-    packer, rows = Packer(LENGTH, "drop"), []
+    packer, rows = Packer(LENGTH), []
     for outcome in ChatEncoder(make_tokenizer()).encode([parse_record(lines([record])) for record in RECORDS]):
         assert isinstance(outcome, Encoded)
         rows += packer.add(outcome)
@@ -77,8 +79,9 @@ def test_the_rows_are_those_of_encoding_and_packing_in_order(prepared: tuple[Pat
     assert report == replace(
         report,
         records=len(RECORDS),
-        bad_records=0,
-        dropped_overlong=packer.dropped,
+        source=version_of(source),
+        dropped=0,
+        drop_reasons=(),
         truncated=0,
         examples=packer.examples,
         tokens=packer.tokens,
@@ -116,8 +119,8 @@ def test_records_in_a_store_give_the_same_bytes(
 def test_a_bad_record_is_named_by_file_number_and_reason(model: Path, tmp_path: Path) -> None:
     source = tmp_path / "bad.jsonl"
     source.write_bytes(lines(RECORDS[:1500]) + b"\n" + lines([{"text": "a"}]) + lines(RECORDS[1500:]))
-    with pytest.raises(BadRecordError, match=r"bad\.jsonl, record 1501: it has neither .* set bad_records: drop"):
-        packed(source, model)
+    with pytest.raises(BadRecordError, match=r"bad\.jsonl, record 1501: it has neither .* raise max_dropped"):
+        packed(source, model, max_dropped=0)
     assert read_report(source.with_suffix(".packed")) is None
 
 
@@ -125,28 +128,55 @@ def test_bad_and_overlong_records_are_counted_and_the_others_go_on(model: Path, 
     source = tmp_path / "mixed.jsonl"
     overlong = [{"prompt": "a", "response": "b" * LENGTH}] * 2 + [{"prompt": "a" * LENGTH, "response": "b"}]
     source.write_bytes(b"[]\n" + lines(RECORDS[:10]) + b"\xff\n" + lines([{"prompt": "a"}, *overlong]))
-    dropping = packed(source, model, bad_records="drop")
-    assert (dropping.records, dropping.examples, dropping.bad_records) == (16, 10, 3)
-    assert (dropping.dropped_overlong, dropping.truncated) == (3, 0)
-    truncating = packed(source, model, bad_records="drop", overlong="truncate")
+    dropping = packed(source, model, max_dropped=0.5)
+    assert (dropping.records, dropping.examples, dropping.dropped, dropping.truncated) == (16, 10, 6, 0)
+    assert dropping.losses("mixed.jsonl") == (
+        "mixed.jsonl: 6 of 16 records dropped: 3 x it is longer than 64 tokens (first: record 14), 1 x it is not a "
+        "JSON object but b'[]' (first: record 1), 1 x it is not JSON ('utf-8' codec can't decode byte 0xff in position "
+        "0: invalid start byte): b'\\xff' (first: record 12), 1 x for other reasons"
+    )
+    truncating = packed(source, model, max_dropped=0.5, overlong="truncate")
     # The prompt that fills a row leaves no place for its response.
-    assert (truncating.examples, truncating.dropped_overlong, truncating.truncated) == (12, 1, 2)
+    assert (truncating.examples, truncating.dropped, truncating.truncated) == (12, 4, 2)
+    assert truncating.losses("mixed.jsonl").endswith("; 2 truncated to 64 tokens")
     assert truncating.tokens == dropping.tokens + 2 * LENGTH
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "0 records"),
-        (b"{}\n[]\n", "2 records, 2 of them bad"),
-        (lines([{"prompt": "a", "response": "b" * LENGTH}]), f"1 longer than {LENGTH} tokens"),
+        (b"", "0 of 0 records"),
+        (b"{}\n[]\n", "2 of 2 records dropped: 1 x it has neither"),
+        (lines([{"prompt": "a", "response": "b" * LENGTH}]), f"1 x it is longer than {LENGTH} tokens"),
     ],
 )
 def test_nothing_to_learn_from_is_an_empty_data_error(content: bytes, reason: str, model: Path, tmp_path: Path) -> None:
     source = tmp_path / "empty.jsonl"
     source.write_bytes(content)
     with pytest.raises(EmptyDataError, match=reason):
-        packed(source, model, bad_records="drop")
+        packed(source, model, max_dropped=1)
+
+
+def test_more_than_a_tenth_dropped_is_an_error_that_names_the_reasons(model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "many.jsonl"
+    source.write_bytes(lines(RECORDS[:9]) + lines([{"prompt": "a", "response": ""}]))
+    assert packed(source, model).dropped == 1
+    source.write_bytes(lines(RECORDS[:8]) + lines([{"prompt": "a"}]) * 2)
+    message = (
+        r"many\.jsonl: 2 of 10 records dropped: 2 x it has no 'response' \(first: record 9\)\. That is 20\.0%, and "
+        r"max_dropped allows 10\.0%"
+    )
+    with pytest.raises(DataError, match=message):
+        packed(source, model)
+    assert read_report(source.with_suffix(".packed")) is None
+
+
+def test_rows_longer_than_the_context_of_the_model_are_refused(model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "long.jsonl"
+    source.write_bytes(lines(RECORDS[:3]))
+    positions = check_folder(model).max_positions
+    with pytest.raises(ConfigError, match=rf"length is {positions + 1}, but the context .* has {positions} tokens"):
+        packed(source, model, length=positions + 1)
 
 
 def test_a_template_that_no_record_gets_through_is_named(tmp_path: Path) -> None:
@@ -154,7 +184,7 @@ def test_a_template_that_no_record_gets_through_is_named(tmp_path: Path) -> None
     source.write_bytes(lines(RECORDS[:3]))
     unended = model_folder(tmp_path / "model", CHATML.replace("<|im_end|>", ""))
     with pytest.raises(BadRecordError, match=r"record 1: .*without the end-of-sequence token '<\|im_end\|>'"):
-        packed(source, unended)
+        packed(source, unended, max_dropped=0)
 
 
 def test_what_cannot_be_read_or_tokenised_is_refused_before_ray_works(tmp_path: Path, model: Path) -> None:

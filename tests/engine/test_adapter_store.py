@@ -162,7 +162,7 @@ def test_an_adapter_larger_than_the_memory_is_refused(make_engine: MakeEngine, s
 
 
 def test_a_memory_of_nothing_is_refused(make_engine: MakeEngine) -> None:
-    with pytest.raises(ConfigError, match="adapter_memory_gib is 0; it must be above 0"):
+    with pytest.raises(ConfigError, match="adapter_memory_gib is 0, must be above 0"):
         make_engine(adapter_memory_gib=0)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from mars_ray.data.packed import PackReport
+from mars_ray.data.source_version import SourceVersion
 from mars_ray.method.streams import PADDING, PackedRows
 
 MASK_ID = 63
@@ -32,8 +33,9 @@ def packed(rows: Sequence[Sequence[Sequence[bool]]], seed: int = 0) -> PackedRow
 def pack_report(**fields: Any) -> PackReport:
     usual: dict[str, Any] = {
         "records": 1,
-        "bad_records": 0,
-        "dropped_overlong": 0,
+        "source": SourceVersion(bytes=1, stamp="1", digest="0" * 16),
+        "dropped": 0,
+        "drop_reasons": (),
         "truncated": 0,
         "examples": 1,
         "tokens": 1,

@@ -201,8 +201,8 @@ def test_the_drafts_of_an_adapter_and_of_its_copy_are_compared_at_the_same_masks
     start_model: Path, tmp_path: Path
 ) -> None:
     with PackedWriter(tmp_path, 16) as writer:
-        writer.write(Packer(16, "drop").add(example(range(5, 21), prompt=4)))
-        writer.write(Packer(16, "drop").add(example(range(30, 46), prompt=4)))
+        writer.write(Packer(16).add(example(range(5, 21), prompt=4)))
+        writer.write(Packer(16).add(example(range(30, 46), prompt=4)))
         writer.close(pack_report(rows=writer.rows, length=16))
     network = load_checkpoint(start_model).network
     one, other = (new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"]) for _ in range(2))

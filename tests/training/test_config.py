@@ -38,12 +38,13 @@ def test_data_by_url_reaches_workers_by_url(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("train: a.jsonl", "train: 3", r"data.train = 3: must be a path or URL"),
+        ("train: a.jsonl", "train: 3", r"data.train is 3, must be a path or URL"),
+        ("heldout: b.jsonl", "heldout: b.jsonl, max_dropped: 2", r"data.max_dropped is 2, must be at most 1"),
         ("epochs: 1", "epoch: 1", r"optimizer.epoch is not a setting"),
-        ("epochs: 1", "epochs: -1", r"optimizer.epochs = -1"),
-        ("kind: mars", "kind: marz", r"objective.kind = 'marz'"),
-        ("kind: mars", "kind: mars, block: 1", r"objective.block = 1"),
-        ("kind: mars", "kind: ar, block: 4, decay: 0.5", r"objective = .*: block, decay: only kind mars"),
+        ("epochs: 1", "epochs: -1", r"optimizer.epochs is -1, must be above 0"),
+        ("kind: mars", "kind: marz", r"objective.kind is 'marz', must be 'ar' or 'mars'"),
+        ("kind: mars", "kind: mars, block: 1", r"objective.block is 1, must be at least 2"),
+        ("kind: mars", "kind: ar, block: 4, decay: 0.5", r"objective is .*: block, decay: only kind mars"),
         ("kind: mars", "kind: mars, adapter: {rank: 4}, ar_weight: 0.5", r"ar_weight trains the model itself"),
         (
             "kind: mars",
@@ -53,7 +54,7 @@ def test_data_by_url_reaches_workers_by_url(tmp_path: Path) -> None:
         ("model: bundled", "modle: bundled", r"model is missing.*modle is not a setting"),
         ("epochs: 1", "epochs: 1, batch_rows: 3}\ncompute: {workers: 2", r"batch_rows is 3, which 2 workers"),
         ("epochs: 1", "epochs: 1}\ncompute: {sharding: fsdp", r"sharding is fsdp, .* but compute.workers is 1; set 2"),
-        ("{train: a.jsonl, heldout: b.jsonl}", "a.jsonl", r"data = 'a.jsonl'"),
+        ("{train: a.jsonl, heldout: b.jsonl}", "a.jsonl", r"data is 'a.jsonl'"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(tmp_path: Path, old: str, new: str, named: str) -> None:

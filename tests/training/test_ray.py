@@ -124,7 +124,11 @@ def test_what_cannot_be_trained_ends_with_one_line_that_says_why(make_config: Ma
     sections = make_config().model_dump(mode="json")["data"]
     cases = {
         "empty": ({"data": sections | {"heldout": str(empty)}}, 2, "empty.jsonl holds nothing to learn from"),
-        "speechless": ({"data": sections | {"heldout": str(speechless)}}, 2, "record 2: it has no 'response'"),
+        "speechless": (
+            {"data": sections | {"heldout": str(speechless)}},
+            2,
+            "1 x it has no 'response' (first: record 2)",
+        ),
         "crowd": (
             {"compute": {"workers": 64}, "optimizer": {"learning_rate": 1, "epochs": 1, "batch_rows": 64}},
             2,

@@ -23,7 +23,7 @@ def pack(config: TrainConfig, start_model: Path, count: int = len(RECORDS)) -> N
     for name in ("train", "heldout"):
         folder = config.output / "data" / name
         folder.mkdir(parents=True)
-        packer, writer = Packer(config.data.length, "drop"), PackedWriter(Path(str(folder)), config.data.length)
+        packer, writer = Packer(config.data.length), PackedWriter(Path(str(folder)), config.data.length)
         for each in encoded:
             assert isinstance(each, Encoded)
             writer.write(packer.add(each))
@@ -31,7 +31,6 @@ def pack(config: TrainConfig, start_model: Path, count: int = len(RECORDS)) -> N
         writer.close(
             pack_report(
                 records=count,
-                dropped_overlong=packer.dropped,
                 examples=packer.examples,
                 tokens=packer.tokens,
                 response_tokens=packer.response_tokens,

@@ -34,7 +34,7 @@ from mars_ray.batch.run.job_progress import NAME, JobProgress
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.batch.run.placement import Place
 from mars_ray.control.core.ray_controller import BATCH
-from mars_ray.errors import InterruptedRunError, RunError
+from mars_ray.errors import InterruptedRunError, RunError, check_kind
 from mars_ray.model.resolve import pin
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
@@ -56,6 +56,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
     `InterruptedRunError` on Ctrl-C, and `RunError` if the work cannot continue. In each case, the rows answered so far
     are kept.
     """
+    check_kind("options", options, GenerateOptions)
     plan = plan_job(options)
     for note in plan.input.notes:
         print(f"{NAME}: {note}", file=sys.stderr)

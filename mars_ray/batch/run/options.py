@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass, field
 
 from mars_ray.batch.output.shards import FileFormat
+from mars_ray.engine.checked_fields import Texts, check_fields
 from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
-from mars_ray.storage.location import AnyPath
+from mars_ray.model.resolve import Name
+from mars_ray.storage.location import PathOrUrl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +48,16 @@ class WorkerOptions(EngineTuning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """Input, output, model and settings of a job."""
+    """Input, output, model and settings of a job. Raises `ConfigError` for an option of a wrong type."""
 
-    input: tuple[str, ...]
+    input: Texts
     """Files, folders and globs, as paths or URLs: JSONL (plain, gz, zst), parquet, or OpenAI batch files."""
-    output: AnyPath
+    output: PathOrUrl
     """Output folder, on disk or in a store. The folder must be missing, be empty, or hold this job, which is then
     resumed."""
-    model: str = "bundled"
+    model: Name = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
-    adapter: str | None = None
+    adapter: Name | None = None
     """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Sampling parameters for rows that do not set them. They are ignored for OpenAI batch files."""
@@ -83,6 +85,9 @@ class GenerateOptions:
     """Maximum loss of accuracy, according to the calibration. Without a deadline, the lowest threshold whose loss is
     within this limit is used."""
     workers: WorkerOptions = field(default_factory=WorkerOptions)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def check(self) -> None:
         """Raise a `ConfigError` for a number out of range."""

@@ -11,15 +11,16 @@ from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.model.resolve import Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorConfig(EngineTuning):
     """Settings of a stage with engines. Stages of a pipeline with equal engine settings share their engines."""
 
-    model: str = "bundled"
+    model: Name = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
-    adapter: str | None = None
+    adapter: Name | None = None
     """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
     threshold: float = DEFAULT_THRESHOLD
     """Threshold for rows that do not set one. At 1, every token is verified."""

@@ -91,12 +91,6 @@ def resolve_limits(
     Raises `ConfigError` for sizes that are too small for any sequence, and `ModelError` if the number of query heads is
     not a multiple of the number of key heads.
     """
-    for name in ("max_num_seqs", "max_kv_tokens", "max_waiting_seqs", "max_request_tokens", "max_prefill_tokens"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1.")
-    if options.adapter_memory_gib is not None and not options.adapter_memory_gib > 0:
-        raise ConfigError(f"adapter_memory_gib is {options.adapter_memory_gib}; it must be above 0.")
     text = config.get_text_config()
     _, key_heads, _ = kv_shape(config)
     if text.num_attention_heads % key_heads:

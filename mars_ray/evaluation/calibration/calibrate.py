@@ -9,19 +9,22 @@ from tempfile import TemporaryFile
 
 import torch
 
-from mars_ray.adapter.card import AdapterCard, is_adapter, read_adapter_card
+from mars_ray.adapter.card import AdapterCard, is_adapter, read_adapter_card, resolve_adapter
 from mars_ray.adapter.folder import load_adapter
+from mars_ray.engine.checked_fields import Numbers, check_fields
+from mars_ray.engine.options import AtLeastOne
 from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.stats.profile import GRID
-from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, OutputError
+from mars_ray.errors import InterruptedRunError, ModelError, OutputError, check_kind
 from mars_ray.evaluation.calibration.curve import calibration_curve
 from mars_ray.evaluation.calibration.prompts import CalibrationPrompt, family_prompts, file_prompts
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card, write_card
 from mars_ray.model.checkpoint import load_model
 from mars_ray.model.folder import check_folder
+from mars_ray.model.resolve import resolve_model
 from mars_ray.model.sources.hub import hub_name_of
 from mars_ray.model.sources.node_cache import is_fetched
-from mars_ray.storage.location import AnyPath
+from mars_ray.storage.location import AnyPath, PathOrUrl
 
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
 """Default thresholds: the grid of the live profile from 0.5 upwards."""
@@ -34,35 +37,38 @@ FAMILIES_DATA = "built-in task families, held out"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """Options of a calibration. Raises `ConfigError` for values out of range."""
+    """Options of a calibration. Raises `ConfigError` for an option of a wrong type or out of range."""
 
-    data: AnyPath | None = None
+    data: PathOrUrl | None = None
     """File of prompts, for which accuracy is not measured; None uses the built-in task families."""
-    examples: int | None = None
+    examples: AtLeastOne | None = None
     """Examples in each sample. None means `EXAMPLES_PER_FAMILY` per family, or all of the file."""
-    seeds: int = 3
+    seeds: AtLeastOne = 3
     """Number of samples over which spreads are computed: held-out examples with seeds 0, 1, …, or parts of the file."""
-    max_tokens: int = 256
-    thresholds: tuple[float, ...] = THRESHOLDS
+    max_tokens: AtLeastOne = 256
+    thresholds: Numbers = THRESHOLDS
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}, must be at least 1.")
+        check_fields(self)
 
 
-def calibrate(folder: Path, options: CalibrateOptions, adapter: Path | None = None) -> tuple[CalibrationPoint, ...]:
+def calibrate(
+    model: str | AnyPath, options: CalibrateOptions, adapter: str | AnyPath | None = None
+) -> tuple[CalibrationPoint, ...]:
     """Measure every threshold, and replace the calibration in the card of `adapter`, or of the model if there is no
     adapter.
 
-    Ctrl-C raises `InterruptedRunError` and leaves the card unchanged.
+    `model` and `adapter` are folders, or other names as in `GenerateOptions`. Raises an `InputError` if their card
+    cannot be written to. Ctrl-C raises `InterruptedRunError` and leaves the card unchanged.
     """
-    calibrated = adapter or folder
+    check_kind("options", options, CalibrateOptions)
+    folder = resolve_model(model)
+    adapter_folder = resolve_adapter(adapter)
+    calibrated = adapter_folder or folder
     try:
         sampling = SamplingParams(max_tokens=options.max_tokens)
         card = _card(calibrated)
-        loaded = load_adapter(adapter, folder) if adapter else None
+        loaded = load_adapter(adapter_folder, folder) if adapter_folder else None
         prompts = _prompts(options)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         checkpoint = load_model(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import InterruptedRunError
+from mars_ray.errors import InterruptedRunError, check_kind
 from mars_ray.evaluation.results import Results
 from mars_ray.evaluation.run.options import EvaluateOptions
 from mars_ray.evaluation.run.prepare import job_rows, keep_plan, prepare_evaluation
@@ -23,6 +23,7 @@ def evaluate(options: EvaluateOptions) -> Results:
     The same call resumes a stopped evaluation. Raises an `InputError` before any work for unusable options, tasks or
     models, `InterruptedRunError` on Ctrl-C, and `RunError` if the evaluation cannot continue.
     """
+    check_kind("options", options, EvaluateOptions)
     prepared = prepare_evaluation(options)
     with _report_ctrl_c(options.output):
         keep_plan(prepared)

@@ -11,10 +11,11 @@ from itertools import islice
 from mars_ray.data.prompt_file import Conversation
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.split import examples
+from mars_ray.engine.checked_fields import check_fields
 from mars_ray.errors import ConfigError, DataError, did_you_mean
 from mars_ray.evaluation.tasks.benchmarks import BENCHMARK_TOKENS, BENCHMARKS
 from mars_ray.evaluation.tasks.reference_file import Referenced, read_references
-from mars_ray.storage.location import AnyPath, check_reachable, locate
+from mars_ray.storage.location import PathOrUrl, check_reachable, locate
 
 ALL_FAMILIES = "families"
 EXAMPLES_PER_FAMILY = 100
@@ -55,7 +56,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """Number and source of the questions."""
+    """Number and source of the questions. Raises `ConfigError` for an option of a wrong type."""
 
     examples: int | None = None
     """Examples per task and seed. None means `EXAMPLES_PER_FAMILY` for a family, and all records for a file."""
@@ -64,9 +65,12 @@ class TaskOptions:
     """Maximum number of tokens per answer; None uses the default of each task."""
     match: str = "exact"
     """Kind of comparison for those records of a file that do not set one."""
-    data: AnyPath | None = None
+    data: PathOrUrl | None = None
     """Folder with the benchmarks."""
     allow_code_execution: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def open_tasks(names: Sequence[str], options: TaskOptions) -> tuple[Task, ...]:

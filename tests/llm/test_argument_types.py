@@ -1,0 +1,211 @@
+"""Arguments of `LLM` and `AsyncLLM`: every usual container of prompts is taken, and what is not is named."""
+
+import asyncio
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mars_ray import LLM, AsyncLLM, EngineOptions, MarsRayError, SamplingParams
+from mars_ray.errors import AdapterError, RequestError
+from mars_ray.llm.requests import as_conversation, as_conversations, as_tools, encode_prompts
+
+ONE = SamplingParams(max_tokens=1)
+TEXTS = ["Names: Ann,", "1, 2, 3"]
+MESSAGE = {"role": "user", "content": "Names: Ann,"}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Series:
+    """A Series as pandas has it, with an index that does not start at 0, so that items have no numbers."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, label: object) -> Any:
+        raise KeyError(label)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def tolist(self) -> list[Any]:
+        return list(self._items)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False)) as opened:
+        yield opened
+
+
+SEVERAL: list[Callable[[list[Any]], Any]] = [tuple, iter, Series, lambda items: (item for item in items)]
+
+
+@pytest.mark.parametrize("several", [*SEVERAL, np.array, pa.array], ids=str)
+def test_several_texts_may_come_in_any_container(llm: LLM, several: Callable[[list[str]], Any]) -> None:
+    expected = [output.prompt_token_ids for output in llm.generate(TEXTS, ONE)]
+    assert [output.prompt_token_ids for output in llm.generate(several(TEXTS), ONE)] == expected
+    expected = [output.prompt_token_ids for output in llm.chat(TEXTS, ONE)]
+    assert [output.prompt_token_ids for output in llm.chat(several(TEXTS), ONE)] == expected
+
+
+@pytest.mark.parametrize("several", [*SEVERAL, np.array, torch.tensor, lambda ids: list(np.array(ids))], ids=str)
+def test_ids_may_come_in_any_container(llm: LLM, several: Callable[[list[int]], Any]) -> None:
+    [output] = llm.generate(several([5, 6, 7]), ONE)
+    assert output.prompt_token_ids == (5, 6, 7)
+    one, other = llm.generate([several([5, 6]), several([7])], ONE)
+    assert (one.prompt_token_ids, other.prompt_token_ids) == ((5, 6), (7,))
+
+
+@pytest.mark.parametrize("array", [np.array, torch.tensor])
+def test_rows_of_an_array_are_prompts(llm: LLM, array: Callable[[list[list[int]]], Any]) -> None:
+    outputs = llm.generate(array([[5, 6], [7, 8]]), ONE)
+    assert [output.prompt_token_ids for output in outputs] == [(5, 6), (7, 8)]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        MESSAGE,
+        UserDict(MESSAGE),
+        (MESSAGE,),
+        [MappingProxyType(MESSAGE)],
+        iter([MESSAGE]),
+        [iter([MESSAGE])],
+        [[MESSAGE]],
+    ],
+    ids=str,
+)
+def test_a_conversation_may_be_a_message_or_any_container_of_messages(llm: LLM, messages: Any) -> None:
+    [expected] = llm.chat([MESSAGE], ONE)
+    [output] = llm.chat(messages, ONE)
+    assert output.prompt_token_ids == expected.prompt_token_ids
+
+
+@pytest.mark.parametrize("empty", [[], (), iter([]), np.array([]), Series([])], ids=str)
+def test_nothing_to_answer_in_any_container_gives_no_answers(llm: LLM, empty: Any) -> None:
+    assert llm.generate(empty) == []
+    assert llm.chat([]) == []
+
+
+def test_sampling_parameters_may_come_in_any_container(llm: LLM) -> None:
+    for several in SEVERAL:
+        outputs = llm.generate(TEXTS, several([ONE, SamplingParams(max_tokens=2)]))
+        assert [len(output.token_ids) for output in outputs] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"prompts": 5}, "prompts is 5"),
+        ({"prompts": None}, "prompts is None"),
+        ({"prompts": b"text"}, "prompts is b'text'"),
+        ({"prompts": {"prompt": "a"}}, "prompts is {'prompt': 'a'}"),
+        ({"prompts": ["a", None]}, r"prompts\[1\] is None"),
+        ({"prompts": ["a", 1.5]}, r"prompts\[1\] is 1.5"),
+        ({"prompts": [[5, "a"]]}, r"prompts\[0\] is \[5, 'a'\]"),
+        ({"prompts": [5, "a"]}, r"prompts is \[5, 'a'\]"),
+        ({"prompts": np.array([1.5])}, r"prompts\[0\] is 1.5"),
+        ({"prompts": np.array(5)}, r"prompts is array\(5\)"),
+        ({"prompts": "half \ud83d"}, r"prompts holds '\\ud83d'"),
+        ({"prompts": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params is {'max_tokens': 3}"),
+        ({"prompts": "a", "sampling_params": [ONE, 5]}, "sampling_params is "),
+        ({"prompts": "a", "threshold": "high"}, "threshold is 'high'"),
+        ({"prompts": "a", "mode": 5}, "mode is 5"),
+        ({"prompts": "a", "mode": ["ar"]}, r"mode is \['ar'\]"),
+        ({"prompts": "a", "adapter": ["chat"]}, r"adapter is \['chat'\]"),
+        ({"prompts": "a", "schema": 5}, "schema is 5"),
+        ({"prompts": "a", "schema": {"type": object}}, "schema cannot be written as JSON"),
+        ({"prompts": "a", "progress": "yes"}, "progress is 'yes'"),
+    ],
+)
+def test_a_wrong_argument_of_generate_is_named(llm: LLM, arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError, match=f"^{named}"):
+        llm.generate(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"messages": 5}, "messages is 5"),
+        ({"messages": [MESSAGE, 5]}, "messages is "),
+        ({"messages": ["a", 5]}, r"messages\[1\] is 5"),
+        ({"messages": [[]]}, r"messages\[0\] is \[\]"),
+        ({"messages": "a", "tools": 5}, "tools is 5"),
+        ({"messages": "a", "tools": "weather"}, "tools is 'weather'"),
+        ({"messages": "a", "tools": [5]}, r"tools is \[5\]"),
+        ({"messages": "a", "tools": [TOOL], "tool_choice": 5}, "tool_choice"),
+    ],
+)
+def test_a_wrong_argument_of_chat_is_named(llm: LLM, arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError, match=f"^{named}"):
+        llm.chat(**arguments)
+
+
+@pytest.mark.parametrize("adapters", [5, "folder", ["folder"], {"a": 5}, {"a": None}])
+def test_wrong_adapters_are_named(llm: LLM, adapters: Any) -> None:
+    with pytest.raises(AdapterError, match="adapter"):
+        llm.set_adapters(adapters)
+
+
+def test_one_tool_and_no_tools_are_lists() -> None:
+    assert as_tools(TOOL) == as_tools(iter([TOOL])) == [TOOL]  # type: ignore[arg-type]
+    assert as_tools(None) == as_tools(()) == []
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.builds(object)
+    | st.characters(categories=["Cs"])
+    | st.sampled_from([int, Path("a"), np.float32(0.5), np.array(3), range(3), {1}]),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(value=JUNK)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_is_taken_or_is_an_error_of_ours(llm: LLM, value: Any) -> None:
+    for convert in (as_conversations, as_conversation, as_tools, lambda value: encode_prompts(llm.tokenizer, value)):
+        try:
+            convert(value)
+        except MarsRayError as error:
+            assert str(error)
+
+
+def test_wrong_arguments_of_an_async_call_are_named() -> None:
+    async def errors() -> list[str]:
+        messages = []
+        async with AsyncLLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False)) as llm:
+            calls: list[Callable[[], Any]] = [
+                lambda: llm.generate(["a", "b"]),  # type: ignore[arg-type]
+                lambda: llm.generate(5),  # type: ignore[arg-type]
+                lambda: llm.chat(5),  # type: ignore[arg-type]
+                lambda: llm.chat("a", {"max_tokens": 3}),  # type: ignore[arg-type]
+                lambda: llm.chat("a", tools=5),  # type: ignore[arg-type]
+                lambda: llm.stream(5).__anext__(),  # type: ignore[arg-type]
+            ]
+            for call in calls:
+                with pytest.raises(RequestError) as caught:
+                    await call()
+                messages.append(str(caught.value).partition(" is ")[0])
+            assert len((await llm.generate(np.array([5, 6]), ONE)).token_ids) == 1
+        return messages
+
+    assert asyncio.run(errors()) == ["prompt", "prompt", "messages", "sampling_params", "tools", "messages"]
