@@ -126,7 +126,7 @@ def test_without_a_terminal_a_conversion_is_one_plain_line(tmp_path: Path, capfd
     resolve_model(str(tmp_path / "tiny.gguf"))
     given = capfd.readouterr()
     assert given.out == ""
-    assert re.fullmatch(r"unpack tiny\.gguf: (\d+)/\1 .* s\n", given.err)
+    assert re.fullmatch(r"unpack tiny\.gguf, MB: (\d+)/\1 .* s\n", given.err)
 
 
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch, member: str = smollm2.MEMBER) -> None:

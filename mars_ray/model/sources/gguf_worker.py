@@ -9,11 +9,10 @@ Never: reads another file in the same folder, because transformers looks there f
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
 
+import gguf
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -29,7 +28,9 @@ from mars_ray.errors import MarsRayError, ModelError
 from mars_ray.model.architecture import check_sizes
 from mars_ray.model.checkpoint import save_folder, share_weights
 from mars_ray.model.folder import check_folder
+from mars_ray.model.sources.gguf_file import GGUFFile, Unpacker
 from mars_ray.progress import ProgressLine
+from mars_ray.usable_cpus import usable_cpus
 
 _KEPT = {"F32": torch.float32, "F16": torch.float16}
 """Dtypes that are kept, keyed by their names in GGUF."""
@@ -70,9 +71,19 @@ def _limit_memory(memory_bytes: int) -> None:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    dtype = _checked_dtype(file)
-    with _shown(file):
-        network, report = AutoModelForCausalLM.from_pretrained(
+    content = GGUFFile(file)
+    dtype = _checked_dtype(content)
+    total = sum(tensor.data.nbytes for tensor in content.tensors)
+    with ProgressLine(f"unpack {file.name}, MB", total=megabytes(total)) as progress:
+        unpacked = 0
+
+        def report(packed_bytes: int) -> None:
+            nonlocal unpacked
+            unpacked += packed_bytes
+            progress.update(megabytes(unpacked), {})
+
+        _speed_up_transformers(content, Unpacker(usable_cpus(), report))
+        network, loading = AutoModelForCausalLM.from_pretrained(
             str(file.parent),
             gguf_file=file.name,
             dtype=dtype,
@@ -82,8 +93,8 @@ def _convert(file: Path, folder: Path) -> None:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    if loading["missing_keys"]:
+        missing = sorted(loading["missing_keys"])
         raise ModelError(f"it lacks {len(missing)} weights: {', '.join(missing[:3])}.")
     tokenizer = AutoTokenizer.from_pretrained(
         str(file.parent), gguf_file=file.name, local_files_only=True, trust_remote_code=False
@@ -91,43 +102,37 @@ def _convert(file: Path, folder: Path) -> None:
     save_folder(folder, lambda partial: _write(network, tokenizer, partial))
 
 
-def _checked_dtype(file: Path) -> torch.dtype:
+def megabytes(size: int) -> int:
+    """Return a size in bytes as megabytes, rounded up."""
+    return -(-size // 1_000_000)
+
+
+def _checked_dtype(content: GGUFFile) -> torch.dtype:
     """Return the common dtype of all matrices if it is in `_KEPT`, otherwise bfloat16. Vectors are not considered,
     because they usually have 32 bits.
 
     Raises `ModelError` if sizes are out of bounds.
     """
-    from gguf import GGUFReader  # slow to import
-
-    reader = GGUFReader(file)
     declared = {
         _SIZES[name]: field.contents()
-        for key, field in reader.fields.items()
+        for key, field in content.fields.items()
         if (name := key.partition(".")[2]) in _SIZES
     }
     check_sizes(declared, "its sizes are out of bounds")
-    kinds = {tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1}
+    kinds = {tensor.tensor_type.name for tensor in content.tensors if len(tensor.shape) > 1}
     return _KEPT.get(kinds.pop(), torch.bfloat16) if len(kinds) == 1 else torch.bfloat16
 
 
-@contextmanager
-def _shown(file: Path) -> Iterator[None]:
-    """Replace the progress bar of the loader with a `ProgressLine` within the block."""
-    bar = modeling_gguf_pytorch_utils.tqdm
-    with ProgressLine(f"unpack {file.name}", total=None) as progress:
+def _speed_up_transformers(content: GGUFFile, unpacker: Unpacker) -> None:
+    """Replace the functions of `gguf` with which transformers would take most of the time of a conversion.
 
-        def counted(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
-            tensors = list(tensors)
-            for done, tensor in enumerate(tensors):
-                progress.update(done, {}, len(tensors))
-                yield tensor
-            progress.update(len(tensors), {}, len(tensors))
-
-        modeling_gguf_pytorch_utils.tqdm = counted
-        try:
-            yield
-        finally:
-            modeling_gguf_pytorch_utils.tqdm = bar
+    This process converts one file only. Transformers reads the header three times, and makes the table of tensor names
+    once for each module.
+    """
+    gguf.GGUFReader = lambda _: content
+    gguf.dequantize = unpacker.dequantize
+    gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors  # a progress bar
 
 
 def _write(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
