@@ -93,11 +93,10 @@ def show(model: str, rounds: Sequence[dict[str, Any]]) -> None:
 def llm_chat(model: str, source: Path, tokens: int, name: str) -> dict[str, float]:
     """Answer all rows with `LLM.chat` in this process."""
     from mars_ray import LLM, SamplingParams
-    from mars_ray.engine.options import EngineOptions
 
     began_s = time.monotonic()
     seqs = CALLERS if name.endswith("at a time") else None
-    with LLM(model, options=EngineOptions(max_num_seqs=seqs, max_waiting_seqs=1 << 16)) as llm:
+    with LLM(model, max_num_seqs=seqs, max_waiting_seqs=1 << 16) as llm:
         ready_s = time.monotonic()
         answers = llm.chat(_prompts(source), SamplingParams(max_tokens=tokens))
         ended_s = time.monotonic()

@@ -46,7 +46,7 @@ def _spread(requests: int, random_source: random.Random) -> list[list[Message]]:
     lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     by_family: dict[str, list[list[Message]]] = defaultdict(list)
     for row in map(json.loads, lines):
-        by_family[row["family"]].append(prompt_of(row))
+        by_family[row["family"]].append(list(prompt_of(row)))
     if not 1 <= requests <= len(lines):
         raise ConfigError(f"requests is {requests}; it must be in 1..{len(lines)}, the number of bundled prompts.")
     for prompts in by_family.values():

@@ -51,9 +51,9 @@ def engine_options(arguments: argparse.Namespace, max_num_seqs: int) -> dict[str
     return options | {"dtype": "float32", "enforce_eager": True}
 
 
-def chats(count: int) -> list[list[dict[str, str]]]:
+def chats(count: int) -> list[list[dict[str, Any]]]:
     """Return `count` bundled prompts spread over the families, as conversations; they repeat if there are fewer."""
-    conversations = [prompt_of(json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    conversations = [list(prompt_of(json.loads(line))) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     every = max(1, len(conversations) // count)
     return (conversations[::every] * count)[:count]
 

@@ -15,7 +15,6 @@ from mars_ray.errors import AdapterError, ModelError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import as_name, is_elsewhere, resolve_model
-from mars_ray.storage.location import AnyPath
 
 AdapterT = TypeVar("AdapterT")
 CONFIG_FILE = "adapter_config.json"
@@ -71,7 +70,7 @@ def unnamed(adapter: AdapterT | None) -> dict[str | None, AdapterT]:
     return {} if adapter is None else {None: adapter}
 
 
-def resolve_adapter(name: str | AnyPath | None) -> Path | None:
+def resolve_adapter(name: str | Path | None) -> Path | None:
     """Return the folder of an adapter; `name` is a folder, a URL, an adapter in the package, or a name on a hub.
 
     An existing folder has precedence over an adapter in the package. Raises `AdapterError` for an unknown name.
@@ -107,7 +106,7 @@ def check_base(card: AdapterCard, folder: Path, base: Path, digest: str | None =
         )
 
 
-def resolve_adapters(adapter: str | AnyPath | None, named: Mapping[str, str | AnyPath]) -> dict[str | None, Path]:
+def resolve_adapters(adapter: str | Path | None, named: Mapping[str, str | Path]) -> dict[str | None, Path]:
     """Return the folders of the named adapters, keyed by name, and of the default adapter, if any, under the key None.
 
     Raises `AdapterError` with the name of the first adapter that is not found.

@@ -12,6 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.anthropic_api.error_body import NO_THREADS
+from mars_ray.chat.client_fields import (
+    ANTHROPIC_MESSAGE_FIELDS,
+    BLOCK_FIELDS,
+    DEFINITION_FIELDS,
+    SentBack,
+    kept_fields,
+)
 from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
@@ -24,18 +31,19 @@ REFUSED = frozenset(("container", "context_management", "inference_geo", "mcp_se
 """Fields of Anthropic's API that this server does not support."""
 
 
-class _Body(RequestBody):
+class _Body(SentBack):
     """A JSON object in which null and `cache_control` mean the same as leaving the field out."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unused_fields(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: item for name, item in value.items() if item is not None and name != "cache_control"}
+    unused = frozenset(("cache_control",))
 
 
-class TextBlock(_Body):
+class _Block(SentBack):
+    """A block of a message's content."""
+
+    unused = BLOCK_FIELDS
+
+
+class TextBlock(_Block):
     """A text."""
 
     type: Literal["text"]
@@ -50,8 +58,9 @@ def _joined(content: Any) -> Any:
     if not isinstance(content, list) or not 1 <= len(content) <= PARTS_MAX:
         return content
     for block in content:
-        plain = isinstance(block, dict) and block.keys() <= {"type", "text", "cache_control", "citations"}
-        if not plain or block.get("type") != "text" or block.get("citations") or not isinstance(block.get("text"), str):
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            return content
+        if len(block) > 2 and kept_fields(block, BLOCK_FIELDS).keys() != {"type", "text"}:
             return content
     return "".join(block["text"] for block in content)
 
@@ -59,7 +68,7 @@ def _joined(content: Any) -> Any:
 Text = Annotated[str | Annotated[Items[TextBlock], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)]
 
 
-class ToolUseBlock(_Body):
+class ToolUseBlock(_Block):
     """A call of a tool by the assistant."""
 
     type: Literal["tool_use"]
@@ -68,7 +77,7 @@ class ToolUseBlock(_Body):
     input: dict[str, Any]
 
 
-class ToolResultBlock(_Body):
+class ToolResultBlock(_Block):
     """The result of a call."""
 
     type: Literal["tool_result"]
@@ -77,7 +86,7 @@ class ToolResultBlock(_Body):
     is_error: bool = False
 
 
-class ThinkingBlock(_Body):
+class ThinkingBlock(_Block):
     """The reasoning of an earlier answer."""
 
     type: Literal["thinking"]
@@ -91,8 +100,10 @@ Block = Annotated[
 ]
 
 
-class ConversationMessage(_Body):
-    """One message of a conversation."""
+class ConversationMessage(SentBack):
+    """One message of a conversation, perhaps as an answer had it."""
+
+    unused = ANTHROPIC_MESSAGE_FIELDS
 
     role: Literal["user", "assistant"]
     content: Annotated[
@@ -123,8 +134,10 @@ Messages = Annotated[
 ]
 
 
-class Tool(_Body):
+class Tool(SentBack):
     """A tool that the caller runs. Tools that Anthropic's servers run are refused by their type."""
+
+    unused = DEFINITION_FIELDS
 
     type: Literal["custom"] = "custom"
     name: FunctionName

@@ -68,6 +68,39 @@ _DEFINITION = {
     "defer_loading": "Anthropic's and OpenAI's search of tools",
     "eager_input_streaming": "Claude Code: how Anthropic's servers cut the arguments of a stream",
     "input_examples": "Anthropic's tools: arguments that show how a tool is used",
+    "output_schema": "openai.types.responses.FunctionTool: schema of the result",
+}
+_ITEM = _EVERYWHERE | {
+    "annotations": "openai.types.responses.ResponseOutputText: places in the text that cite a source",
+    "caller": "openai.types.responses.ResponseFunctionToolCall: the model or its program called",
+    "created_by": "the Responses API: the part of an agent that made the item",
+    "encrypted_content": "openai.types.responses.ResponseReasoningItem: the reasoning for OpenAI's servers alone",
+    "id": "the Responses API: id of the item",
+    "logprobs": "openai.types.responses.ResponseOutputText",
+    "parsed": "openai's responses.parse(): the text as an object",
+    "parsed_arguments": "openai's responses.parse(): the arguments as an object",
+    "phase": "the Responses API: whether a message is commentary or the final answer",
+    "prompt_cache_breakpoint": "openai.types.responses.ResponseInputTextParam",
+    "status": "the Responses API: completed, incomplete",
+}
+_BLOCK = {
+    "cache_control": "Anthropic's prompt caching",
+    "caller": "anthropic.types.ToolUseBlock: the model or its code called",
+    "citations": "anthropic.types.TextBlock: places in sources",
+    "parsed_output": "anthropic's messages.parse(): the text as an object",
+    "toolset_name": "anthropic.types.ToolUseBlock",
+}
+_ANTHROPIC_MESSAGE = {
+    "cache_control": "agents that mark a message instead of its last block",
+    "container": "anthropic.types.Message: where tools of Anthropic's servers ran",
+    "diagnostics": "anthropic.types.Message",
+    "id": "anthropic.types.Message",
+    "model": "anthropic.types.Message",
+    "stop_details": "anthropic.types.Message",
+    "stop_reason": "anthropic.types.Message",
+    "stop_sequence": "anthropic.types.Message",
+    "type": "anthropic.types.Message",
+    "usage": "anthropic.types.Message",
 }
 
 MESSAGE_FIELDS = frozenset(_MESSAGE)
@@ -82,6 +115,12 @@ FUNCTION_FIELDS = frozenset(_FUNCTION)
 """Fields of a called function without effect."""
 DEFINITION_FIELDS = frozenset(_DEFINITION)
 """Fields of a tool, and of the definition of its function, without effect."""
+ITEM_FIELDS = frozenset(_ITEM)
+"""Fields of an item of the Responses API, and of a part of its content, without effect."""
+BLOCK_FIELDS = frozenset(_BLOCK)
+"""Fields of a block of Anthropic's API without effect."""
+ANTHROPIC_MESSAGE_FIELDS = frozenset(_ANTHROPIC_MESSAGE)
+"""Fields of a message of Anthropic's API without effect."""
 
 
 def kept_fields(value: dict[str, Any], unused: Set[str]) -> dict[str, Any]:

@@ -177,6 +177,9 @@ def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal_as_text(part: Any) -> Any:
-    if isinstance(part, dict) and kept_fields(part, PART_FIELDS).keys() == {"type", "refusal"}:
-        return {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part
+    if isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part and "text" not in part:
+        return {name: item for name, item in part.items() if name != "refusal"} | {
+            "type": "text",
+            "text": part["refusal"],
+        }
     return part

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mars_ray.cli.shared import AdapterOption, AsJson, Model, show_results
+from mars_ray.cli.shared import AdapterOption, AsJson, Model, print_line, show_results
 from mars_ray.data.dropped_records import MAX_DROPPED
 
 
@@ -55,6 +55,8 @@ def prepare(
     with ProgressLine(f"tokenise {source.name}", total=None) as progress:
         report = run(source, output, folder, options, progress)
     show_results("prepared", asdict(report), as_json)
+    if line := report.losses(source.name):
+        print_line(line)
 
 
 def calibrate(

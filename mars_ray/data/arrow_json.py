@@ -110,15 +110,18 @@ def _structs(array: pa.Array) -> list[Any]:
 
 
 def _maps(array: pa.Array) -> list[Any]:
-    entry = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
-    elements = array.cast(pa.list_(entry))
-    flat = elements.flatten()
-    pairs = list(zip(json_values(flat.field("key")), json_values(flat.field("value")), strict=True))
-    scalar_keys = all(isinstance(key, str | int | float) for key, _ in pairs)
-    entries = iter([(_key(key), value) for key, value in pairs] if scalar_keys else map(list, pairs))
-    lengths = pc.list_value_length(elements).to_pylist()
-    container: type[dict[str, Any] | list[Any]] = dict if scalar_keys else list
-    return [None if length is None else container(islice(entries, length)) for length in lengths]
+    # Arrow's conversion of maps to lists damages maps whose values are maps of nulls, so cut by offsets.
+    offsets = array.offsets.to_pylist()
+    first, last = offsets[0], offsets[-1]
+    keys = json_values(array.keys[first:last])
+    pairs = list(zip(keys, json_values(array.items[first:last]), strict=True))
+    maps = [
+        pairs[begin - first : end - first] if valid else None
+        for begin, end, valid in zip(offsets, offsets[1:], array.is_valid().to_pylist(), strict=False)
+    ]
+    if all(isinstance(key, str | int | float) for key in keys):
+        return [None if entries is None else {_key(key): value for key, value in entries} for entries in maps]
+    return [None if entries is None else list(map(list, entries)) for entries in maps]
 
 
 def _key(key: str | float) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import has_magic
+from itertools import chain
 from pathlib import Path
 
 from mars_ray.data.record_file import GIVE, KINDS
@@ -71,7 +72,7 @@ def _stored(url: str) -> Matches:
             if not roots:
                 raise _nothing(url)
             below = (fs.find(root) if info["type"] == "directory" else [root] for root, info in roots.items())
-            files = sorted({file for found in below for file in found})
+            files = sorted(set(chain.from_iterable(below)))
         named = _named_hidden(path.parts)
         matches = Matches()
         for file in files:

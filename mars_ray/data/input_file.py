@@ -7,7 +7,7 @@ not on the input that finds the file. Values are text: `01` stays `01`, and a ne
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from urllib.parse import unquote
@@ -24,14 +24,14 @@ class InputFile:
     """A file, and the columns that each of its rows has in addition to its own. A column of the row itself wins."""
 
     path: AnyPath
-    partitions: dict[str, str | None] = field(default_factory=dict)
+    partitions: Mapping[str, str | None] = field(default_factory=dict)
 
     def read(self, chunk_records: int) -> Iterator[list[bytes]]:
         """Yield the records in chunks, as JSON text. Raises `DataError` if the file is damaged."""
         chunks = read_records(self.path, chunk_records)
         if not self.partitions:
             return chunks
-        start = json.dumps(self.partitions)[:-1].encode()
+        start = json.dumps(dict(self.partitions))[:-1].encode()
         return ([_with_start(start, raw) for raw in chunk] for chunk in chunks)
 
 

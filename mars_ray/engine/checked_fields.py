@@ -88,8 +88,9 @@ def check_fields(options: "DataclassInstance") -> None:
 def _model_of(kind: "type[DataclassInstance]") -> type[BaseModel]:
     """Return a model with the fields of a dataclass. Its values must be of the annotated types already."""
     hints = get_type_hints(kind, include_extras=True)
+    instance_of: Any = InstanceOf  # mypy takes only types that it knows
     types: dict[str, Any] = {
-        name: (Annotated[hint, InstanceOf()] if is_dataclass(hint) else hint, ...) for name, hint in hints.items()
+        name: (instance_of[hint] if is_dataclass(hint) else hint, ...) for name, hint in hints.items()
     }
     config = ConfigDict(strict=True, arbitrary_types_allowed=True, protected_namespaces=())
     return create_model(kind.__name__, __config__=config, **types)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from mars_ray.engine.checked_fields import as_tuple, check_fields
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, did_you_mean
 from mars_ray.machines.registry import step_model
 
 EngineName = Literal["mars", "vllm"]
@@ -102,3 +102,16 @@ class EngineOptions(EngineTuning):
 
 
 DEFAULT_OPTIONS = EngineOptions()
+
+
+def options_by_name(values: Mapping[str, Any]) -> EngineOptions:
+    """Return the options with these values, keyed by their names.
+
+    Raises `ConfigError` for an unknown name, and for a value of the wrong type or out of bounds.
+    """
+    known = [option.name for option in fields(EngineOptions)]
+    for name in values:
+        if name not in known:
+            hint = did_you_mean(name, known) or f" The options are {', '.join(known)}."
+            raise ConfigError(f"{name!r} is no option of the engine.{hint}")
+    return EngineOptions(**values)

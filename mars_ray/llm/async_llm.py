@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,7 +11,7 @@ from mars_ray.adapter.card import resolve_adapter, resolve_adapters, unnamed
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import DEFAULT_OPTIONS, EngineName, EngineOptions
+from mars_ray.engine.options import options_by_name
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import Request, SamplingParams
@@ -32,7 +32,6 @@ from mars_ray.llm.requests import (
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import open_model
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.storage.location import AnyPath
 from mars_ray.usable_cpus import usable_cpus
 
 
@@ -40,7 +39,7 @@ class AsyncLLM:
     """A model that any number of coroutines in one event loop can use.
 
     Use it as `async with AsyncLLM("bundled") as llm:`, which starts the process. Parameters and errors are the same as
-    for `LLM`; errors of `LLM()` are raised when the block is entered.
+    for `LLM`. Errors of the options are raised at once, other errors of `LLM()` when the block is entered.
     """
 
     engine: AsyncEngine
@@ -50,17 +49,16 @@ class AsyncLLM:
 
     def __init__(
         self,
-        model: str = "bundled",
+        model: str | Path = "bundled",
         *,
-        adapter: str | None = None,
+        adapter: str | Path | None = None,
         dtype: DtypeOrAuto = "auto",
-        engine: EngineName | None = None,
-        options: EngineOptions = DEFAULT_OPTIONS,
+        **options: Any,
     ) -> None:
         self._model = model
         self._adapter = adapter
         self._dtype = dtype
-        self._options = options if engine is None else replace(options, engine=engine)
+        self._options = options_by_name(options)
 
     async def __aenter__(self) -> Self:
         model = await asyncio.to_thread(open_model, self._model)
@@ -80,7 +78,7 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.engine.close()
 
-    async def set_adapters(self, adapters: Mapping[str, str | AnyPath]) -> None:
+    async def set_adapters(self, adapters: Mapping[str, str | Path]) -> None:
         """Have exactly these adapters with a name: folders, URLs or hub names, keyed by the names that `adapter` takes.
 
         Answers that have begun keep their adapter. Adapters beyond `adapter_memory_gib` are loaded when they are

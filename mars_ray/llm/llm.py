@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 from reprlib import repr as shortened
-from typing import Self
+from typing import Any, Self
 
 from mars_ray.adapter.card import resolve_adapter, resolve_adapters, unnamed
 from mars_ray.engine.core.adapters import LoadedAdapter
@@ -15,7 +15,7 @@ from mars_ray.engine.core.start import start_engine
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import DEFAULT_OPTIONS, EngineName, EngineOptions
+from mars_ray.engine.options import options_by_name
 from mars_ray.engine.request import Request, SamplingParams, check_adapter
 from mars_ray.errors import AdapterError, RequestError
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
@@ -36,7 +36,6 @@ from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import open_model
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.progress import ProgressLine
-from mars_ray.storage.location import AnyPath
 
 
 class LLM:
@@ -44,32 +43,31 @@ class LLM:
 
     `model` is "bundled", "smollm2", a Hugging Face folder, a .gguf file or a name on a hub. `adapter` is "smollm2", a
     folder, or a name on a hub. An adapter must have been trained for this model; it proposes tokens and leaves the
-    model unchanged. `dtype` is "auto", "float32" or "bfloat16". `engine` is "mars", "vllm", or None, which chooses
-    vLLM on a GPU where it is installed. `options` configure the engine; their defaults depend on the model and the free
-    memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an
-    adapter of another model, and `ConfigError` for sizes that the engine does not support.
+    model unchanged. `dtype` is "auto", "float32" or "bfloat16". Further arguments are the options of `EngineOptions`
+    by name, such as `quantize="int8"`, `max_num_seqs=16` or `engine="vllm"`. Their defaults depend on the model and the
+    free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an adapter of another model,
+    and `ConfigError` for an unknown option and for a value that the engine does not support.
     """
 
     def __init__(
         self,
-        model: str = "bundled",
+        model: str | Path = "bundled",
         *,
-        adapter: str | None = None,
+        adapter: str | Path | None = None,
         dtype: DtypeOrAuto = "auto",
-        engine: EngineName | None = None,
-        options: EngineOptions = DEFAULT_OPTIONS,
+        **options: Any,
     ) -> None:
+        engine_options = options_by_name(options)
         adapter_folder = resolve_adapter(adapter)
         resolved = open_model(model, dtype, best_device())
         self.dtype = resolved.dtype
         self.default_sampling_params = SamplingParams(**generation_defaults(resolved.folder))
         """Sampling parameters from the model's generation_config.json, used if a call passes none."""
-        options = options if engine is None else replace(options, engine=engine)
-        self._adapter_memory_gib = options.adapter_memory_gib
+        self._adapter_memory_gib = engine_options.adapter_memory_gib
         self._adapters: dict[str, LoadedAdapter] = {}
-        self.engine, self.tokenizer = start_engine(resolved, options, unnamed(adapter_folder))
+        self.engine, self.tokenizer = start_engine(resolved, engine_options, unnamed(adapter_folder))
 
-    def set_adapters(self, adapters: Mapping[str, str | AnyPath]) -> None:
+    def set_adapters(self, adapters: Mapping[str, str | Path]) -> None:
         """Have exactly these adapters with a name: folders, URLs or hub names, keyed by the names that `adapter` takes.
 
         All are loaded now and stay in memory, so together they must fit into `adapter_memory_gib`. Raises

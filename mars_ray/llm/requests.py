@@ -25,8 +25,8 @@ TextOrTokens = str | Iterable[int]
 """A prompt: a text for the model's tokenizer, or token ids."""
 Message = Mapping[str, Any] | BaseModel
 """A message in the format of OpenAI's chat API, also as an object of its client."""
-Conversation = str | Message | Iterable[Message]
-"""Messages, a single one, or the text of a single user message."""
+Conversation = str | Iterable[Message]
+"""Messages, or the text of a single user message."""
 Schema = str | Mapping[str, Any] | type[BaseModel]
 """A JSON schema as text or as a mapping, or a pydantic model."""
 
@@ -72,14 +72,10 @@ def as_conversations(messages: Conversation | Iterable[Conversation]) -> list[tu
     Raises a `RequestError`, which names the conversation, for a value that is neither text nor messages, and for
     messages that OpenAI's chat API would refuse.
     """
-    if isinstance(messages, str) or _is_message(messages):
-        return [as_conversation(cast(Conversation, messages))]
     items = items_of(messages)
     if items is None:
-        raise RequestError(
-            f"messages is {shortened(messages)}; it must be a text, messages, or a list of conversations."
-        )
-    if items and _is_message(items[0]):
+        return [as_conversation(cast(Conversation, messages))]
+    if items and isinstance(items[0], Mapping | BaseModel):
         return [as_conversation(items)]
     return [as_conversation(item, f"messages[{number}]") for number, item in enumerate(items)]
 
@@ -88,10 +84,8 @@ def as_conversation(value: Conversation, name: str = "messages") -> tuple[PlainM
     """Return a checked conversation. Raises a `RequestError`, which names the argument, for another value."""
     if isinstance(value, str):
         return read_messages([{"role": "user", "content": value}], name)
-    messages = [value] if _is_message(value) else items_of(value)
-    if not messages or not all(map(_is_message, messages)):
-        raise RequestError(f"{name} is {shortened(value)}; it must be a text or a list of messages.")
-    return read_messages([_fields(message) for message in messages], name)
+    items = items_of(value)
+    return read_messages(value if items is None else list(map(_fields, items)), name)
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Sequence[PlainMessage]) -> tuple[int, ...]:
@@ -176,12 +170,11 @@ def _sampling(
     return items
 
 
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping | BaseModel)
-
-
-def _fields(message: Message) -> dict[str, Any]:
-    return message.model_dump() if isinstance(message, BaseModel) else dict(message)
+def _fields(message: object) -> object:
+    """Return the fields of a message, which may be an object of OpenAI's client, and any other value as it is."""
+    if isinstance(message, BaseModel):
+        return message.model_dump()
+    return dict(message) if isinstance(message, Mapping) else message
 
 
 def _with_schema(params: SamplingParams, schema: Schema) -> SamplingParams:

@@ -6,6 +6,7 @@ Never: changes the embedding of another token, or the state of a random generato
 """
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MASK_TOKEN = "<|mask|>"
@@ -40,8 +41,11 @@ def ensure_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
 @torch.no_grad()
 def _set_to_mean(network: PreTrainedModel, new_rows: list[int], known_rows: list[int]) -> None:
+    known = torch.tensor(known_rows)
     for table in _tables(network):
-        table[new_rows] = table[known_rows].mean(dim=0, dtype=torch.float32).to(table.dtype)
+        # An embedding bag adds the rows where they are, whereas an index would copy all of them.
+        rows = table if table.dim() == 2 else table[:, None]
+        table[new_rows] = nn.functional.embedding_bag(known[None], rows, mode="mean")[0].view(table.shape[1:])
 
 
 def _tables(network: PreTrainedModel) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from mars_ray.chat.client_fields import DEFINITION_FIELDS, ITEM_FIELDS, SentBack, kept_fields
 from mars_ray.chat.limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
 from mars_ray.chat.messages import TextPart
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
@@ -51,16 +52,10 @@ INCLUDED = frozenset(
 without its encrypted form. The other values are about items that no response of this server has."""
 
 
-class _Item(RequestBody):
+class _Item(SentBack):
     """An item of the input. Null, ids and states of earlier items mean the same as leaving them out."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unused_fields(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        unused = ("id", "status", "phase", "annotations", "logprobs")
-        return {name: item for name, item in value.items() if item is not None and name not in unused}
+    unused = ITEM_FIELDS
 
 
 def _joined(content: Any) -> Any:
@@ -77,7 +72,7 @@ def _joined(content: Any) -> Any:
             raise ApiError.bad_request(f"content of type {kind[:40]!r} is not supported; only text is.", "input")
         if kind is None or not isinstance(part.get("text"), str):
             return content
-        if part.keys() - {"type", "text", "annotations", "logprobs"}:
+        if len(part) > 2 and kept_fields(part, ITEM_FIELDS).keys() != {"type", "text"}:
             return content
     return "".join(part["text"] for part in content)
 
@@ -138,8 +133,10 @@ Item = Annotated[
 ]
 
 
-class Function(RequestBody):
+class Function(SentBack):
     """A function that the model may call. Tools that OpenAI's servers run are refused by their type."""
+
+    unused = DEFINITION_FIELDS
 
     type: Literal["function"]
     name: FunctionName

@@ -139,14 +139,6 @@ class TrainConfig(_Section):
     measure_rows: int = Field(16, ge=1)
     seed: int = 0
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _with_our_error(cls, settings: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            return validate(settings)
-        except ValidationError as error:
-            raise ConfigError(problems_of(error)) from None
-
     @model_validator(mode="after")
     def _rows_divide_evenly(self) -> "TrainConfig":
         workers = self.compute.workers
@@ -161,6 +153,14 @@ class TrainConfig(_Section):
         if self.compute.sharding == "fsdp" and self.objective.adapter and self.compute.activation_checkpointing:
             raise ValueError("compute.activation_checkpointing with an adapter needs compute.sharding: ddp")
         return self
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_our_error(cls, settings: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(settings)
+        except ValidationError as error:
+            raise ConfigError(problems_of(error)) from None
 
 
 def read_config(path: Path) -> TrainConfig:

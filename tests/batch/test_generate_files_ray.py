@@ -273,3 +273,22 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
         with pytest.raises(kind, match=message):
             generate_files(given)
     assert not output.exists()
+
+
+def test_input_that_grows_by_another_type_and_a_column_gives_one_table(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    options = generate_options(tmp_path / "in", tmp_path / "out", model_folder, sampling=SAMPLING, decode=DECODE)
+    first = pa.table({"id": [1.0, None], "prompt": ["a", "b"], "k": [1, 2], "image": [b"\x89\xff" * 4000] * 2})
+    pq.write_table(first, tmp_path / "in" / "a.parquet")
+    assert generate_files(options).status == "complete"
+    (tmp_path / "in" / "b.jsonl").write_text('{"id": "3", "prompt": "c", "k": "x", "note": "\\ud83d", "new": [1]}\n')
+    report = generate_files(options)
+    assert (report.status, report.rows, report.errors) == ("complete", 3, 0)
+    assert "column 'k' has numbers and text; it is written as text" in report.notes
+    table = pq.read_table(options.output / "rows").sort_by("k")
+    assert table.select(["k", "note", "new"]).to_pylist() == [
+        {"k": "1", "note": None, "new": None},
+        {"k": "2", "note": None, "new": None},
+        {"k": "x", "note": "\ufffd", "new": "[1]"},
+    ]
+    assert (table["id"][0].as_py(), "image" in table.column_names) == ("1", False)

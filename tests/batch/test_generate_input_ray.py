@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 def answer(inputs: tuple[str, ...], output: Path, model: Path, **changes: Any) -> JobReport:
     sampling = SamplingParams(max_tokens=3)
-    return generate_files(generate_options("", output, model, input=inputs, sampling=sampling, **changes))
+    return generate_files(generate_options(Path(), output, model, input=inputs, sampling=sampling, **changes))
 
 
 def test_a_job_below_its_input_answers_each_row_once_at_every_run(

@@ -210,5 +210,5 @@ def has_files(name: str, root: Path) -> bool:
         return False
 
 
-def inode(path: Path) -> tuple[int, int]:
+def inode(path: AnyPath) -> tuple[int, int]:
     return path.stat().st_dev, path.stat().st_ino

@@ -141,6 +141,7 @@ def test_a_job_in_which_no_row_has_an_answer_has_a_table_without_rows(tmp_path: 
         output.flush()
     empty = ds.dataset(tmp_path / "out" / "rows").to_table()
     assert (len(empty), empty.schema) == (0, output_schema(survey(NUMBERS).kinds))
+    assert pq.read_metadata(tmp_path / "out" / "rows" / "part-00000.parquet").num_row_groups == 0
     run(tmp_path / "out", NUMBERS + MIXED)
     assert table_in(tmp_path / "out")["k"].to_pylist() == ["2", "x"]
 

@@ -19,7 +19,7 @@ def reason_of(record: object) -> str:
 
 @given(one=st.text(), other=st.text())
 def test_records_that_break_the_same_rule_have_the_same_reason_whatever_they_hold(one: str, other: str) -> None:
-    alike = [
+    alike: list[list[object]] = [
         [{"text": one}, {"text": one, "id": 3, "note": other}],
         [{"messages": one}, {"messages": {"a": other}}, {"messages": 3}],
         [{"messages": [{"role": one}]}, {"messages": [{"role": "user", "content": "a"}, {other: one}]}],

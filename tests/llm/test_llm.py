@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from mars_ray import LLM, AsyncLLM, EngineOptions, SamplingParams
+from mars_ray import LLM, AsyncLLM, SamplingParams
 from mars_ray.errors import AdapterError, GrammarError, ModelError, PromptTooLongError, RequestError
 from tests.serve.adapter_samples import saved_adapter
 
@@ -18,7 +18,7 @@ SHORT = SamplingParams(max_tokens=48)
 
 
 def opened_llm() -> LLM:
-    return LLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False))
+    return LLM("bundled", max_num_seqs=4, compiled=False)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_an_unknown_model_is_named() -> None:
 
 def test_an_async_caller_with_a_costly_schema_hears_so_and_the_next_is_answered() -> None:
     async def answer() -> str:
-        async with AsyncLLM("bundled", options=EngineOptions(compiled=False)) as other:
+        async with AsyncLLM("bundled", compiled=False) as other:
             with pytest.raises(GrammarError, match="simplify it"):
                 await other.chat(JSON, schema={"type": "integer", "multipleOf": 3_000_017})
             return (await other.chat(JSON, schema={"type": "boolean"})).text
@@ -176,7 +176,7 @@ def test_an_async_caller_with_a_costly_schema_hears_so_and_the_next_is_answered(
 
 def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> None:
     async def answers() -> tuple[str, str, str]:
-        async with AsyncLLM("bundled", options=EngineOptions(max_num_seqs=4, compiled=False)) as other:
+        async with AsyncLLM("bundled", max_num_seqs=4, compiled=False) as other:
             streamed = "".join([chunk.text async for chunk in other.stream(LIST, SHORT)])
             first, second = await asyncio.gather(other.chat(LIST, SHORT), other.chat(JSON, SHORT))
             return streamed, first.text, second.text

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.data.prompt_file import Conversation, messages_of, read_prompts
+from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
 from mars_ray.load.arrivals import Poisson, TraceRow
 from mars_ray.load.plan import Scales, closed_loop, poisson, replay
@@ -103,7 +103,8 @@ def test_texts_have_the_length_asked_for_and_words_of_the_prompts(lengths: list[
 
 def test_bundled_prompts_are_read_as_generate_reads_them() -> None:
     rows = [json.loads(line) for line in bundled_prompts().read_text().splitlines()]
-    assert read_prompts(bundled_prompts()) == [tuple(messages_of(row)) for row in rows]
+    written = [row.get("messages") or [{"role": "user", "content": row["prompt"]}] for row in rows]
+    assert read_prompts(bundled_prompts()) == [tuple(messages) for messages in written]
 
 
 def test_prompts_may_be_conversations(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel
 
 from mars_ray.batch.rows.row_options import sampling_of
+from mars_ray.chat.call_format import CALL_FORMATS, NO_TOOLS, AnswerFormat
+from mars_ray.chat.tools import FunctionDefinition
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_grammar import answer_grammar
-from mars_ray.openai_api.call_format import CALL_FORMATS, NO_TOOLS, AnswerFormat
 from mars_ray.openai_api.protocol import ChatCompletionRequest, JsonSchemaFormat
 from mars_ray.openai_api.strict_schema import closed_schema
-from mars_ray.openai_api.tools import FunctionDefinition, OfferedTools
+from mars_ray.openai_api.tools import OfferedTools
 from tests.openai_api.grammar_walks import vocabulary, walk
 
 NAMES = ("name", "age", "a b")

@@ -250,6 +250,7 @@ def test_an_account_without_access_to_the_main_model_must_name_one(run: Run, tmp
     acme, other = (add_key(keys, name, "use", account=name) for name in ("acme", "other"))
 
     async def work(found: Platform) -> None:
+        await found.until_offered("small")
         for path, body in LEAST.items():
             assert (await found.http.post(path, json=body, headers=bearer(acme))).status_code == 200
             refused = await found.http.post(path, json=body, headers=bearer(other))

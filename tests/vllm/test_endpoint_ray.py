@@ -21,7 +21,7 @@ import psutil  # noqa: E402
 import yaml  # noqa: E402
 from openai import AsyncOpenAI  # noqa: E402
 
-from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
+from mars_ray import LLM, SamplingParams  # noqa: E402
 from mars_ray.load.client import Target  # noqa: E402
 from mars_ray.load.generator import run_load  # noqa: E402
 from mars_ray.load.plan import closed_loop  # noqa: E402
@@ -60,7 +60,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
     """Answers of our own engine, one token at a time."""
-    with LLM("bundled", dtype="float32", engine="mars", options=EngineOptions(compiled=False)) as llm:
+    with LLM("bundled", dtype="float32", engine="mars", compiled=False) as llm:
         outputs = llm.chat(QUESTIONS, SamplingParams(max_tokens=MAX_TOKENS), mode="ar")
     return [output.text for output in outputs]
 

@@ -13,7 +13,7 @@ from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I00
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
 
-from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
+from mars_ray import LLM, SamplingParams  # noqa: E402
 from mars_ray.data.prompt_file import read_prompts  # noqa: E402
 from mars_ray.load.prompts import bundled_prompts  # noqa: E402
 from mars_ray.ray_data import ProcessorConfig, build_processor  # noqa: E402
@@ -25,7 +25,7 @@ SAMPLING = SamplingParams(max_tokens=24)
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    with LLM("bundled", dtype="float32", engine="mars", options=EngineOptions(compiled=False)) as llm:
+    with LLM("bundled", dtype="float32", engine="mars", compiled=False) as llm:
         return [output.text for output in llm.chat(QUESTIONS, SAMPLING, mode="ar")]
 
 

@@ -18,7 +18,7 @@ import tests.vllm.interpreted  # noqa: E402, F401, I001
 import torch  # noqa: E402
 import vllm.v1.worker.gpu.structured_outputs as bitmasks  # noqa: E402
 
-from mars_ray import LLM, EngineOptions, SamplingParams  # noqa: E402
+from mars_ray import LLM, SamplingParams  # noqa: E402
 from mars_ray.engine.chunk import Chunk  # noqa: E402
 from mars_ray.engine.core.offline import run_steps  # noqa: E402
 from mars_ray.engine.grammar.spec import GrammarSpec  # noqa: E402
@@ -51,8 +51,8 @@ ARGUMENTS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 512, "async
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    options = EngineOptions(max_num_seqs=8, classes=CLASSES, vllm_args=ARGUMENTS)
-    with LLM("bundled", dtype="float32", engine="vllm", options=options) as llm:
+    options: dict[str, Any] = {"max_num_seqs": 8, "classes": CLASSES, "vllm_args": ARGUMENTS}
+    with LLM("bundled", dtype="float32", engine="vllm", **options) as llm:
         config = llm.engine._core._engine.vllm_config  # type: ignore[attr-defined]
         assert config.scheduler_config.async_scheduling
         yield llm
@@ -60,7 +60,7 @@ def llm() -> Iterator[LLM]:
 
 @cache
 def ours() -> LLM:
-    return LLM("bundled", dtype="float32", engine="mars", options=EngineOptions(compiled=False))
+    return LLM("bundled", dtype="float32", engine="mars", compiled=False)
 
 
 def request(name: str, prompt: Any, *, service_class: str = "standard", decode: DecodeParams | None = None) -> Request:
@@ -273,7 +273,7 @@ def test_what_vllm_lacks_is_refused_when_the_request_arrives(llm: LLM, decode: D
 )
 def test_wrong_arguments_of_vllm_are_refused_before_weights_load(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LLM("bundled", dtype="float32", engine="vllm", options=EngineOptions(max_num_seqs=8, vllm_args=arguments))
+        LLM("bundled", dtype="float32", engine="vllm", max_num_seqs=8, vllm_args=arguments)
 
 
 def test_a_failure_of_vllm_ends_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,11 +70,11 @@ class JobReport:
     """Some records of the output, as examples."""
     deadline: str
     """Text that says by how much the job met or missed its deadline; empty if the job has no deadline."""
-    rehearsal: str = ""
-    """Machine whose step times the engines took, and the steps that were slower here; empty without a rehearsal."""
     notes: tuple[str, ...] = ()
     """Files that the last run left out, and columns that the output has in another form or not at all, one sentence
     each."""
+    rehearsal: str = ""
+    """Machine whose step times the engines took, and the steps that were slower here; empty without a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

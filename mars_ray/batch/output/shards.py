@@ -46,7 +46,9 @@ def _rewritten(content: bytes, kinds: ColumnKinds, *, parquet: bool) -> bytes:
 
 def _parquet(table: pa.Table) -> bytes:
     buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer)
+    with pq.ParquetWriter(buffer, table.schema) as writer:
+        if len(table):  # Hugging Face's datasets cannot read a row group without rows
+            writer.write_table(table)
     return buffer.getvalue().to_pybytes()
 
 

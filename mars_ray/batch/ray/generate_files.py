@@ -34,7 +34,7 @@ from mars_ray.batch.run.job_progress import NAME, JobProgress
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.batch.run.placement import Place
 from mars_ray.control.core.ray_controller import BATCH
-from mars_ray.errors import InterruptedRunError, RunError, check_kind
+from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.model.resolve import pin
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import pass_arguments_by_value
@@ -43,7 +43,7 @@ from mars_ray.traces.trace_settings import traces_are_on
 READ_BYTES = 4 << 20
 """Maximum size of a block to read. With Ray's default, 128 MiB, workers would wait until most of the input is read."""
 NOTES = 10
-"""Maximum number of notes on columns to print. The report has all."""
+"""Maximum number of notes on the input to print. The report has all."""
 NO_PROGRESS_S = 24 * 3600
 """Seconds without a finished block after which Ray stops. Ray's default, 30 minutes, is too short for a 7B model on
 CPUs."""
@@ -56,10 +56,8 @@ def generate_files(options: GenerateOptions) -> JobReport:
     `InterruptedRunError` on Ctrl-C, and `RunError` if the work cannot continue. In each case, the rows answered so far
     are kept.
     """
-    check_kind("options", options, GenerateOptions)
     plan = plan_job(options)
-    for note in plan.input.notes:
-        print(f"{NAME}: {note}", file=sys.stderr)
+    _show_notes(plan.input.notes)
     with open_output(options.output, new=options.new) as output:
         plan = plan.agree_with(output)
         survey = survey_input(plan.input.files, options.limit)
@@ -117,7 +115,7 @@ def _show_notes(notes: Sequence[str]) -> None:
     for note in notes[:NOTES]:
         print(f"{NAME}: {note}", file=sys.stderr)
     if len(notes) > NOTES:
-        print(f"{NAME}: {len(notes) - NOTES} more notes on columns are in the report", file=sys.stderr)
+        print(f"{NAME}: {len(notes) - NOTES} more notes are in the report", file=sys.stderr)
 
 
 def _traces(rows: int) -> tuple[Callable[[RowResult], None], Callable[[JobReport], None]]:

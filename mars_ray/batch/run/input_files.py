@@ -109,8 +109,8 @@ class _Selection:
         if self._ignored_links:
             yield f"left out {_listed(self._ignored_links)}: only patterns such as 'data/**' follow links to folders"
 
-    def _take(self, number: int, found: AnyPath) -> None:
-        path = self._absolute(found)
+    def _take(self, number: int, file: AnyPath) -> None:
+        path = self._absolute(file)
         key = _identity(path)
         candidate = self._candidates.setdefault(key, _Candidate(path, number))
         if candidate.path is path:
@@ -154,7 +154,9 @@ class _Selection:
 
     def _absolute(self, path: AnyPath) -> AnyPath:
         """Return the path without `..`, which would hide the names of folders."""
-        return self._real(path.parent) / path.name if ".." in path.parts else path.absolute()
+        if isinstance(path, Path) and ".." in path.parts:
+            return self._real(path.parent) / path.name
+        return path.absolute()
 
     def _rank(self, path: AnyPath) -> tuple[bool, int, str]:
         """Return the sort key of a path among those that lead to the same file."""

@@ -160,7 +160,7 @@ class Job:
             lengths=history.lengths(),
             ahead=history.ahead(),
             samples=tuple(json.loads(text) for text in history.samples()),
-            notes=(*notes, *self._output.notes),
             deadline=deadline,
+            notes=(*notes, *self._output.notes),
             rehearsal=rehearsal,
         )

@@ -27,7 +27,15 @@ from mars_ray.data.record_file import check_source
 from mars_ray.data.records import parse_object
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
-from mars_ray.errors import BadRecordError, DataError, EmptyDataError, PromptTooLongError, RequestError, did_you_mean
+from mars_ray.errors import (
+    BadRecordError,
+    DataError,
+    EmptyDataError,
+    PromptTooLongError,
+    RequestError,
+    check_kind,
+    did_you_mean,
+)
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype
 from mars_ray.model.resolve import short_name
@@ -98,6 +106,7 @@ class JobPlan:
 
 def plan_job(options: GenerateOptions) -> JobPlan:
     """Return the plan of a job. Raises an `InputError` for unusable options, model or input."""
+    check_kind("options", options, GenerateOptions)
     options.check()
     if options.sampling.grammar is not None:
         check_grammar(options.sampling.grammar)

@@ -50,7 +50,8 @@ class Engine:
     """Decodes with the network of `checkpoint`, and may replace the network's attention. Not thread-safe.
 
     The adapter that a request names applies only to the request's masks; see `core/adapters`.
-    `consume` lets the engine free weights after packing a copy of them; the network itself cannot run afterwards.
+    `consume` lets the engine free weights after packing a copy of them; the network itself cannot run afterwards, and
+    must have the weights of its folder, because rounded copies are kept in the user's cache.
     Raises `ModelError` for an unsupported network, `AdapterError` for an adapter that does not fit it, and
     `ConfigError` for impossible sizes.
     """
@@ -84,7 +85,10 @@ class Engine:
             step_s=lambda batch: predicted_s(self.step_time.model, batch),
         )
         self._cache = SlotKVCache(network.config, network.dtype, network.device)
-        self._runner, self.kernels = choose_runner(network, self._cache, checkpoint.mask_id, options, consume=consume)
+        folder = checkpoint.folder if consume else None
+        self._runner, self.kernels = choose_runner(
+            network, self._cache, checkpoint.mask_id, options, consume=consume, folder=folder
+        )
         """Description of the runner for reports."""
         loaded = {name: self.pack_adapter(adapter) for name, adapter in (adapters or {}).items()}
         self._adapters = Adapters(self._runner, loaded, checkpoint.card)

@@ -1,5 +1,7 @@
 """Choose the runner for a network: the compiled CPU kernels if they support the network, otherwise torch."""
 
+from pathlib import Path
+
 from transformers import PreTrainedModel
 
 from mars_ray.engine.execution.cpu_runner import CPURunner
@@ -19,14 +21,16 @@ def choose_runner(
     options: EngineOptions,
     *,
     consume: bool,
+    folder: Path | None,
 ) -> tuple[ModelRunner, str]:
     """Return the runner, and a description of it with the reason for the choice.
 
-    With `consume`, the network's own weights may be freed once they are packed. Raises `ModelError` if the options ask
+    With `consume`, the network's own weights may be freed once they are packed. `folder` is the one that the network
+    was loaded from unchanged, if there is one. Raises `ModelError` if the options ask
     for quantized weights, which need the kernels, and the kernels do not support the network or the machine.
     """
     try:
-        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume)
+        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume, folder=folder)
     except KernelError as error:
         if options.quantize:
             raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -46,8 +47,9 @@ class CPURunner:
         mask_id: int,
         quantize: Quantize | None,
         consume: bool,
+        folder: Path | None = None,
     ) -> None:
-        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume)
+        self._decoder = FusedDecoder(network, mask_id=mask_id, quantize=quantize, consume=consume, folder=folder)
         self._embedding_VH = network.get_input_embeddings().weight.detach()
         self._unembedding: weakref.ref[Tensor] | None = None
         """Output embedding while adapters hold it. Without adapters it may exist only in packed form."""

@@ -7,6 +7,7 @@ batch or the number of threads. So a drafted and verified token has the same log
 import ctypes
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,8 @@ from mars_ray.engine.kernels.adapter import AdapterPacker, FusedLoRA
 from mars_ray.engine.kernels.architectures import Activation, architecture_of, odd_sizes
 from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.families import KernelError
-from mars_ray.engine.kernels.packed import GROUP, Format, Matrix, PackedLinear, pack, unpack
+from mars_ray.engine.kernels.kept_weights import LayerPacker
+from mars_ray.engine.kernels.packed import GROUP, Format, Matrix, PackedLinear, unpack
 from mars_ray.engine.kv.attention import Layers
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 
@@ -83,8 +85,9 @@ class FusedDecoder:
     """Runs a decoder of one of the `ARCHITECTURES` with packed weights.
 
     With `consume`, the weights of each layer of `network` are freed once they are packed, so that memory never holds
-    the model twice. Raises `KernelError` with the reason if the kernels do not support the model, its sizes or the
-    machine.
+    the model twice. `folder` is the one that the network was loaded from unchanged; rounded weights of a large model
+    are kept in the cache for it. Raises `KernelError` with the reason if the kernels do not support the model, its
+    sizes or the machine.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class FusedDecoder:
         mask_id: int,
         quantize: str | None,
         consume: bool,
+        folder: Path | None = None,
     ) -> None:
         self._architecture = architecture_of(network)
         library = kernel_library()
@@ -110,7 +114,11 @@ class FusedDecoder:
         self._body: Any = network.model
         self._kept: list[Any] = []
         """Objects that own the memory that the structures point into."""
+        self._layer_packer = LayerPacker(
+            self._layout, folder if quantize else None, f"{quantize} {name} {mask_id} {self._architecture.linears}"
+        )
         self._model = self._describe(network, mask_id)
+        self._layer_packer.keep()
         # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
         low = plain if network.dtype == torch.float32 or odd else Format.INT8
         self._packer = AdapterPacker(self._body, self._architecture.linears, low, network.dtype, self._layout)
@@ -251,7 +259,7 @@ class FusedDecoder:
         )
 
     def _pack(self, layers: list[nn.Linear], kind: Format, *, alternating: bool = False) -> PackedLinear:
-        packed = pack(layers, kind, self._layout, alternating=alternating)
+        packed = self._layer_packer.pack(layers, kind, alternating=alternating)
         self._kept.append(packed)
         for layer in layers:
             if self._consume and layer.weight is not self._body.embed_tokens.weight:

@@ -6,9 +6,11 @@ Letters: N outputs, K inputs, G groups of an output's inputs, C outputs of a blo
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,9 @@ HALF = 32
 """Number of 4-bit weights of one output that share a multiplier and an offset."""
 DIVISORS = range(8, 16)
 """Numbers of scales in the step of a half. With 8, every range fits into 8 bits, and most do with more."""
+
+TILE = 1 << 19
+"""Number of weights that are rounded together."""
 
 
 class Format(IntEnum):
@@ -85,9 +90,9 @@ def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format, layout: Weigh
     """Pack a weight [N, K], where K is a multiple of `kind.multiple`, and a float32 bias that is already padded."""
     weight = _pad(weight, layout.columns)
     if kind is Format.INT4:
-        packed = _pack_int4(weight.float(), layout.columns)
+        packed = _in_tiles(partial(_pack_int4, columns=layout.columns), weight, layout)
     elif kind is Format.INT8:
-        packed = _pack_int8(weight, layout)
+        packed = _in_tiles(partial(_pack_int8, layout=layout), weight, layout)
     elif kind is Format.BFLOAT16 and not layout.pairs:
         packed = _side_by_side(weight.to(torch.bfloat16), layout.columns)
     else:
@@ -171,6 +176,31 @@ def _pad(rows: Tensor, columns: int) -> Tensor:
     """Pad the outputs with zeros to a multiple of the block size."""
     missing = -rows.shape[0] % columns
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _in_tiles(round_and_pack: Callable[[Tensor], Tensor], weight: Tensor, layout: WeightLayout) -> Tensor:
+    """Pack blocks of outputs a few at a time, so that the temporary tensors of rounding stay in the caches.
+
+    Each thread packs its own tiles. Threads that share every operation would wait for each other, long on a busy
+    machine.
+    """
+    blocks = max(1, TILE // (layout.columns * weight.shape[1]))
+    tiles = weight.split(blocks * layout.columns)
+    if len(tiles) == 1:
+        return round_and_pack(weight)
+    first = round_and_pack(weight[: layout.columns])
+    packed = first.new_empty(weight.shape[0] // layout.columns, *first.shape[1:])
+
+    def pack_tile(tile: Tensor, target: Tensor) -> None:
+        target.copy_(round_and_pack(tile))
+
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(pack_tile, tiles, packed.split(blocks)))
+    finally:
+        torch.set_num_threads(threads)  # for threads that start later
+    return packed
 
 
 def _interleave(weight: Tensor, columns: int, together: int) -> Tensor:

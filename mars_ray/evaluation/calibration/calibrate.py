@@ -53,7 +53,7 @@ class CalibrateOptions:
 
 
 def calibrate(
-    model: str | AnyPath, options: CalibrateOptions, adapter: str | AnyPath | None = None
+    model: str | AnyPath, options: CalibrateOptions, adapter: str | Path | None = None
 ) -> tuple[CalibrationPoint, ...]:
     """Measure every threshold, and replace the calibration in the card of `adapter`, or of the model if there is no
     adapter.

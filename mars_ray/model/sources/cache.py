@@ -16,6 +16,9 @@ from pathlib import Path
 from mars_ray.errors import OutputError
 from mars_ray.storage.private import private_folder
 
+SOURCE = "source"
+"""Name of the link to the folder that cached files were made from."""
+
 
 def cache_folder() -> Path:
     """Return the folder of converted models: `mars-ray/models` in XDG_CACHE_HOME (default: `~/.cache`)."""
@@ -32,7 +35,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     path = cache_folder() / name
     if not path.exists():
         with _locked(path.parent):
-            for leftover in path.parent.glob(f".{escape(name)}.*.partial"):
+            for leftover in path.parent.glob(f".{escape(path.name)}.*.partial"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             if not path.exists():
                 make(path)
@@ -64,3 +67,22 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def remove_abandoned(path: Path, source: Path) -> None:
+    """Remove files that `path`, which was made from the folder `source`, replaces.
+
+    These are files next to `path` of other states of `source`: a name begins with the state and a hyphen. Folders of
+    sources that no longer exist are removed, too. A folder holds a link to its source.
+    """
+    state = path.name.partition("-")[0]
+    with _locked(path.parent):
+        link = path.parent / SOURCE
+        if not link.is_symlink():
+            link.symlink_to(source.resolve())
+        for other in path.parent.iterdir():
+            if other != link and not other.name.startswith((f"{state}-", f".{state}-")):
+                other.unlink(missing_ok=True)
+    for folder in cache_folder().iterdir():
+        if (folder / SOURCE).is_symlink() and not (folder / SOURCE).exists():
+            shutil.rmtree(folder, ignore_errors=True)

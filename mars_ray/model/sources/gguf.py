@@ -20,7 +20,7 @@ MEMORY_BYTES = 2 << 30
 """Memory limit of a conversion, to which `MEMORY_TIMES` times the file size is added."""
 MEMORY_TIMES = 32
 """Multiple of the file size in the memory limit, because 2-bit values become 32 bits."""
-SECONDS = 30
+SECONDS = 120
 """Time limit of a conversion, to which the time for reading the file at `BYTES_PER_S` is added."""
 BYTES_PER_S = 1_000_000
 
