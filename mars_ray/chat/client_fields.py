@@ -1,8 +1,8 @@
-"""Fields that clients are known to send back in conversations and that change no prompt, with where each comes from.
+"""Fields that clients and data sets are known to have in conversations and that change no prompt, with their sources.
 
 A client sends an earlier answer back as it holds it: with the objects that it parsed, with the fields of other
-providers, and with what it noted for itself. Any other field that a message does not have is refused, so that
-misspelt ones are noticed.
+providers, and with what it noted for itself. Data sets have notes on their turns. Any other field that a message does
+not have is refused, so that misspelt ones are noticed.
 """
 
 from collections.abc import Set
@@ -26,6 +26,11 @@ _MESSAGE = _EVERYWHERE | {
     "status": "the Responses API and agents: completed, incomplete",
     "timestamp": "agents that note the time of a turn, such as nanobot",
     "usage": "clients that note the price of an answer",
+    "weight": "OpenAI's fine-tuning files and OpenHermes: whether a turn is learnt; `data/records` refuses 0",
+    **dict.fromkeys(
+        ("country", "hashed_ip", "header", "language", "openai_id", "redacted", "state", "toxic", "turn_identifier"),
+        "WildChat's conversations: notes on a turn",
+    ),
 }
 _ASSISTANT = {
     "annotations": "openai.types.chat.ChatCompletionMessage: places in the text that cite a source",

@@ -16,6 +16,7 @@ such a text therefore refuses it as invalid Unicode.
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -47,7 +48,7 @@ def json_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def json_values(array: pa.Array) -> list[Any]:
     """Return the elements of an array as JSON values."""
     if _is(array.type, NUMBERS):
-        return array.to_pylist()
+        return list(array.to_pylist())
     if _is(array.type, TEXT):
         return _texts_or_bytes(array)
     if _is(array.type, BINARY):
@@ -63,7 +64,7 @@ def json_values(array: pa.Array) -> list[Any]:
     if types.is_run_end_encoded(array.type):
         return json_values(pc.run_end_decode(array))
     if types.is_float16(array.type):
-        return array.cast(pa.float32()).to_pylist()
+        return list(array.cast(pa.float32()).to_pylist())
     if isinstance(array.type, pa.BaseExtensionType) and not isinstance(array.type, pa.UuidType):
         return json_values(array.storage)
     return _printed(array)
@@ -88,7 +89,7 @@ def _is(type: pa.DataType, predicates: tuple[Any, ...]) -> bool:
 
 def _texts_or_bytes(array: pa.Array) -> list[Any]:
     try:
-        return array.to_pylist()
+        return list(array.to_pylist())
     except UnicodeDecodeError:  # Arrow does not check text when it reads a file
         return [text_of_bytes(value) for value in array.cast(pa.large_binary()).to_pylist()]
 
@@ -136,7 +137,12 @@ def _printed(array: pa.Array) -> list[Any]:
 
 
 def _printed_scalar(scalar: pa.Scalar) -> str:
-    for convert in (lambda: scalar.as_py(), lambda: scalar.cast(pa.string()), lambda: scalar.cast(pa.int64())):
+    conversions: list[Callable[[], Any]] = [
+        scalar.as_py,
+        lambda: scalar.cast(pa.string()),
+        lambda: scalar.cast(pa.int64()),
+    ]
+    for convert in conversions:
         try:
             return str(convert())
         except Exception:

@@ -54,6 +54,7 @@ def parse_record(raw: bytes) -> Record:
     fields = {name: value for name, value in parse_object(raw).items() if value is not None}
     try:
         name, messages = _raw_messages(fields)
+        _refuse_unlearnt(messages)
         checked = read_messages(messages, name, answered=False)
         tools = [read_tools(value, key) for key in ("tools", "functions") if (value := json_value(fields.get(key)))]
     except RequestError as error:
@@ -85,6 +86,13 @@ def json_value(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
+
+
+def _refuse_unlearnt(messages: Any) -> None:
+    """Raise `BadRecordError` for an answer that should not be learnt, as OpenAI's fine-tuning files mark it."""
+    turns = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
+    if any(turn.get("role") == "assistant" and turn.get("weight") in (0, False) for turn in turns):
+        raise BadRecordError("it has an answer of weight 0, but all answers of a record are learnt")
 
 
 def _raw_messages(fields: Mapping[str, Any]) -> tuple[str, Any]:

@@ -6,7 +6,6 @@ Never: changes the embedding of another token, or the state of a random generato
 """
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MASK_TOKEN = "<|mask|>"
@@ -42,10 +41,11 @@ def ensure_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 @torch.no_grad()
 def _set_to_mean(network: PreTrainedModel, new_rows: list[int], known_rows: list[int]) -> None:
     known = torch.tensor(known_rows)
+    runs = known.tensor_split(1 + (known.diff() != 1).nonzero().flatten())
     for table in _tables(network):
-        # An embedding bag adds the rows where they are, whereas an index would copy all of them.
-        rows = table if table.dim() == 2 else table[:, None]
-        table[new_rows] = nn.functional.embedding_bag(known[None], rows, mode="mean")[0].view(table.shape[1:])
+        # Slices are added where they are, whereas an index would copy all rows.
+        sums = [table[int(run[0]) : int(run[-1]) + 1].sum(dim=0, dtype=torch.float32) for run in runs]
+        table[new_rows] = (torch.stack(sums).sum(dim=0) / len(known)).to(table.dtype)
 
 
 def _tables(network: PreTrainedModel) -> list[torch.Tensor]:

@@ -138,7 +138,6 @@ def test_bytes_stay_bytes_and_large_ones_are_left_out_by_name() -> None:
     assert table["small"].to_pylist() == ['{"bytes": "if8="}', None]
     assert set(table.column_names) == {*ANSWER_COLUMNS, "digest", "small"}
     assert notes(rows) == [
-        "column 'digest' has bytes and text; it is written as bytes",
         "column 'image' is left out of the output, because it has binary values of over 4096 bytes",
         "column 'photo' is left out of the output, because it has binary values of over 4096 bytes",
     ]

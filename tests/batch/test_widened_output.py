@@ -26,7 +26,7 @@ from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import RunError
 from mars_ray.storage import driver_lease
 from mars_ray.storage.location import AnyPath
-from mars_ray.storage.whole_file import write_file
+from mars_ray.storage.whole_file import write_file, write_new_object
 
 Input = list[dict[str, Any]]
 NUMBERS: Input = [{"k": 1, "f": 1}, {"k": 2, "f": 2}]
@@ -89,7 +89,8 @@ def run(output: AnyPath, rows: Input, format: FileFormat = "parquet", *, writes:
 
 def table_in(output: AnyPath) -> pa.Table:
     """Return the rows of an output in their order, after a check that all shards have one schema."""
-    shards = [pq.read_table(io.BytesIO(path.read_bytes())) for path in sorted(output.glob("rows/part-*"), key=str)]
+    paths: list[AnyPath] = sorted(output.glob("rows/part-*"), key=str)
+    shards = [pq.read_table(io.BytesIO(path.read_bytes())) for path in paths]
     assert all(shard.schema == shards[0].schema for shard in shards)
     return pa.concat_tables(shards).sort_by("id")
 
@@ -167,7 +168,6 @@ def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatc
     monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
     monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)
     monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
-    write_new_object = module.write_new_object
 
     def write_late(path: AnyPath, content: bytes) -> None:
         """Write a shard after another driver has taken the job and widened the shard."""

@@ -53,6 +53,9 @@ class clock(BaseModel):
     zone: str
 
 
+KINDS: list[type[BaseModel]] = [weather, clock]
+
+
 def opened(url: str) -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
@@ -76,7 +79,7 @@ def test_a_parsed_answer_is_sent_back(bundled: str, dumped: bool) -> None:
 @FORMS
 @pytest.mark.parametrize("stream", [False, True], ids=["parse", "stream"])
 def test_parsed_calls_are_sent_back(scripted: str, stream: bool, dumped: bool) -> None:
-    fields: dict[str, Any] = {"model": "scripted", "tools": list(map(openai.pydantic_function_tool, (weather, clock)))}
+    fields: dict[str, Any] = {"model": "scripted", "tools": [openai.pydantic_function_tool(kind) for kind in KINDS]}
     messages: list[Any] = []
     with opened(scripted) as client:
         for _ in range(TURNS):
@@ -104,7 +107,7 @@ def test_items_of_parsed_responses_are_sent_back(scripted: str, dumped: bool) ->
             "strict": True,
             "parameters": openai.lib._pydantic.to_strict_json_schema(kind),
         }
-        for kind in (weather, clock)
+        for kind in KINDS
     ]
     with opened(scripted) as client:
         for _ in range(TURNS):
@@ -135,7 +138,7 @@ def test_a_parsed_response_is_sent_back(bundled: str, dumped: bool) -> None:
 def test_messages_of_anthropics_client_are_sent_back(scripted: str, form: str) -> None:
     tools: list[Any] = [
         {"name": kind.__name__, "input_schema": kind.model_json_schema(), "cache_control": {"type": "ephemeral"}}
-        for kind in (weather, clock)
+        for kind in KINDS
     ]
     messages: list[Any] = []
     with Anthropic(base_url=scripted, api_key="none", max_retries=0) as client:
@@ -159,7 +162,7 @@ def test_messages_of_anthropics_client_are_sent_back(scripted: str, form: str) -
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_messages_of_litellm_are_sent_back(scripted: str, provider: str, stream: bool, dumped: bool) -> None:
     base = scripted if provider == "anthropic" else f"{scripted}/v1"
-    tools = [openai.pydantic_function_tool(kind) for kind in (weather, clock)]
+    tools = [openai.pydantic_function_tool(kind) for kind in KINDS]
     messages: list[Any] = []
     for _ in range(TURNS):
         part = {"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}

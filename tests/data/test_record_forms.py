@@ -44,12 +44,19 @@ def parsed(**fields: Any) -> Record:
         {"conversations": json.dumps([{"from": "user", "value": "one"}, {"from": "chatgpt", "value": "two"}])},
         {"conversations": [USER, ASSISTANT], "id": "x", "source": "y"},
         {"conversation": [USER, ASSISTANT]},
+        {"conversation": [USER | {"language": "English", "toxic": False, "redacted": False}, ASSISTANT]},  # WildChat
+        {"messages": [USER | {"weight": 0}, ASSISTANT | {"weight": 1}]},
         {"instruction": "one", "input": "", "output": "two"},
         {"instruction": "one", "output": "two"},
     ],
 )
 def test_a_question_and_its_answer_are_the_same_record_in_every_form(fields: dict[str, Any]) -> None:
     assert parsed(**fields) == Record((USER, ASSISTANT))
+
+
+def test_an_answer_that_must_not_be_learnt_is_refused() -> None:
+    with pytest.raises(BadRecordError, match="weight 0"):
+        parsed(messages=[USER, ASSISTANT | {"weight": 0}, USER, ASSISTANT])
 
 
 def test_alpacas_input_follows_its_instruction_and_a_system_column_comes_first() -> None:

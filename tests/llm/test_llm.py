@@ -1,15 +1,18 @@
 """`LLM` and `AsyncLLM`: what they return is what the engine gives, in the order of the prompts."""
 
 import asyncio
+import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from mars_ray import LLM, AsyncLLM, SamplingParams
-from mars_ray.errors import AdapterError, GrammarError, ModelError, PromptTooLongError, RequestError
+from mars_ray import LLM, AsyncLLM, EngineOptions, SamplingParams
+from mars_ray.engine.options import options_by_name
+from mars_ray.errors import AdapterError, ConfigError, GrammarError, ModelError, PromptTooLongError, RequestError
 from tests.serve.adapter_samples import saved_adapter
 
 LIST = "Diana, Rita, Grace: put them in a numbered list."
@@ -184,3 +187,31 @@ def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> 
     streamed, first, second = asyncio.run(answers())
     assert streamed == first == llm.chat(LIST, SHORT)[0].text
     assert second == llm.chat(JSON, SHORT)[0].text
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantization": "int8"}, "'quantization' is no option of the engine. Did you mean 'quantize'?"),
+        ({"max_num_seq": 8}, "Did you mean 'max_num_seqs'?"),
+        ({"gpus": 8}, "'gpus' is no option of the engine. The options are engine, max_num_seqs"),
+        ({"quantize": "fp8"}, "quantize is 'fp8': Input should be 'int8' or 'int4'"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0: Input should be greater than or equal to 1"),
+        ({"classes": "x"}, "classes is 'x'"),
+    ],
+)
+def test_an_unknown_option_or_value_is_one_error_that_says_what_to_write(
+    kind: type, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        kind("bundled", **options)
+
+
+def test_every_option_of_the_engine_is_an_argument() -> None:
+    values = EngineOptions(quantize="int8", threshold=0.9, max_num_seqs=3)
+    by_name = {option.name: getattr(values, option.name) for option in fields(EngineOptions)}
+    assert options_by_name(by_name) == values
+    with LLM("bundled", quantize="int8", max_num_seqs=3) as llm:
+        assert ", int8" in llm.engine.kernels  # type: ignore[attr-defined]
+        assert llm.engine.limits.max_num_seqs == 3

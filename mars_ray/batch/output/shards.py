@@ -49,7 +49,7 @@ def _parquet(table: pa.Table) -> bytes:
     with pq.ParquetWriter(buffer, table.schema) as writer:
         if len(table):  # Hugging Face's datasets cannot read a row group without rows
             writer.write_table(table)
-    return buffer.getvalue().to_pybytes()
+    return bytes(buffer.getvalue())
 
 
 def _jsonl(texts: Sequence[str], kinds: ColumnKinds) -> bytes:

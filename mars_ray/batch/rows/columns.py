@@ -257,7 +257,8 @@ def _note(kinds: list[Kind], *, jsonl: bool) -> str:
     type = _type_of(frozenset(kinds))
     words = list(dict.fromkeys(WORDS[kind] for kind in kinds if kind != "half"))
     notes = []
-    if type in ("text", "bytes") and words not in ([], [type]):
+    usual: tuple[list[str], ...] = ([], [type], ["bytes", "text"])  # some values of a binary column may be UTF-8
+    if type in ("text", "bytes") and words not in usual:
         words = ["large integers", "fractions"] if words == ["numbers"] else words
         notes.append(f"{' and '.join(words)}; it is written as {type}")
     if type == "bytes" and jsonl:

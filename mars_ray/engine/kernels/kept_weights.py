@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,9 +165,8 @@ def read_kept(path: Path) -> list[tuple[KeptMatrix, tuple[Tensor | None, ...]]] 
             raise ValueError("its header is damaged")
         matrices = [_matrix(entry) for entry in json.loads(header)]
         size = path.stat().st_size
-        content = torch.empty(0, dtype=torch.uint8).set_(
-            torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
-        )[LENGTH_BYTES + DIGEST_BYTES + length :]
+        storage = cast(torch.UntypedStorage, torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size))
+        content = torch.empty(0, dtype=torch.uint8).set_(storage)[LENGTH_BYTES + DIGEST_BYTES + length :]
         return [(matrix, tuple(_view(content, entry) for entry in matrix.tensors)) for matrix in matrices]
     except (OSError, RuntimeError, ValueError) as error:
         log.warning("%s is written again: %s", path, error)
@@ -175,7 +175,7 @@ def read_kept(path: Path) -> list[tuple[KeptMatrix, tuple[Tensor | None, ...]]] 
         return None
 
 
-def _matrix(entry: dict) -> KeptMatrix:  # type: ignore[type-arg]
+def _matrix(entry: dict[str, Any]) -> KeptMatrix:
     tensors = tuple(None if tensor is None else KeptTensor(**tensor) for tensor in entry.pop("tensors"))
     return KeptMatrix(**entry, tensors=tensors)
 

@@ -185,19 +185,20 @@ def _in_tiles(round_and_pack: Callable[[Tensor], Tensor], weight: Tensor, layout
     machine.
     """
     blocks = max(1, TILE // (layout.columns * weight.shape[1]))
-    tiles = weight.split(blocks * layout.columns)
-    if len(tiles) == 1:
+    starts = range(0, weight.shape[0] // layout.columns, blocks)
+    if len(starts) == 1:
         return round_and_pack(weight)
     first = round_and_pack(weight[: layout.columns])
     packed = first.new_empty(weight.shape[0] // layout.columns, *first.shape[1:])
 
-    def pack_tile(tile: Tensor, target: Tensor) -> None:
-        target.copy_(round_and_pack(tile))
+    def pack_tile(start: int) -> None:
+        tile = weight[start * layout.columns : (start + blocks) * layout.columns]
+        packed[start : start + blocks] = round_and_pack(tile)
 
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(pack_tile, tiles, packed.split(blocks)))
+            list(pool.map(pack_tile, starts))
     finally:
         torch.set_num_threads(threads)  # for threads that start later
     return packed
