@@ -133,14 +133,10 @@ def known_format(model: AnswerFormat, param: str) -> CallFormat:
     """Return the format of the model's calls. Raises `RequestError` that says why a model has none."""
     if model.calls is not None:
         return model.calls
-    reason = (
-        "writes tool calls in a format that this server does not know"
-        if model.template_takes_tools
-        else "knows no tools"
-    )
+    reason = "writes tool calls in an unknown format" if model.template_takes_tools else "knows no tools"
     raise RequestError(
-        f"the chat template of this model {reason}. Leave {param} out, or set tool_call_parser in the server's "
-        "configuration.",
+        f"the chat template of this model {reason}. Leave {param} out, use a model whose template renders tools, or, "
+        "at an endpoint, set tool_call_parser.",
         param=param,
         code="unsupported_parameter",
     )

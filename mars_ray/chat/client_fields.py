@@ -1,7 +1,7 @@
 """Fields that clients and data sets are known to have in conversations and that change no prompt, with their sources.
 
-A client sends an earlier answer back as it holds it: with the objects that it parsed, with the fields of other
-providers, and with what it noted for itself. Data sets have notes on their turns. Any other field that a message does
+Clients send earlier answers back with extra fields: parsed objects, fields of other providers, and their own notes.
+Data sets have notes on their turns. Any other field that a message does
 not have is refused, so that misspelt ones are noticed.
 """
 

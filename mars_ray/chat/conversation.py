@@ -58,7 +58,7 @@ class Conversation:
 def read_messages(value: object, name: str = "messages", *, answered: bool = True) -> tuple[PlainMessage, ...]:
     """Return the messages of a list, wherever it comes from. Raises `RequestError`, which calls the list `name`.
 
-    `answered` tells that an answer follows, so that calls in the last message lack their results.
+    With `answered` an answer follows, so every call must have its result. Otherwise the last calls may lack theirs.
     """
     messages = plain_messages(_checked(_MESSAGES, value, name), answered=answered)
     refuse_lone_surrogates({name: messages})
@@ -190,7 +190,7 @@ def _arguments(call: ToolCall) -> str:
     if not isinstance(arguments, dict):
         name = f"call {call.id[:ID_CHARS]!r}" if call.id else f"call of {call.function.name[:ID_CHARS]!r}"
         raise RequestError(
-            f"the arguments of the {name} are no JSON object; send them as the answer had them.", param="messages"
+            f"the arguments of the {name} are not a JSON object; send them as the answer had them.", param="messages"
         )
     return text
 
@@ -200,7 +200,7 @@ def _answered_call(
 ) -> dict[str, str]:
     """Return the id of the call that a message answers, and remove it from the open ones of the message `asking`."""
     id = LEGACY_ID if isinstance(message, FunctionMessage) else message.tool_call_id
-    if id is None:
+    if not id:
         if open_ids:
             id = next(iter(open_ids))
         elif asking.get("role") == "assistant" and "tool_calls" not in asking:
@@ -209,8 +209,8 @@ def _answered_call(
             raise RequestError(f"messages.{number}.tool_call_id is missing.", param="messages")
     if id not in open_ids:
         raise RequestError(
-            f"the result of a call {id[:ID_CHARS]!r} follows no message of the assistant with that call; send that "
-            "message too.",
+            f"the result of a call {id[:ID_CHARS]!r} has no call with this id before it; send the assistant's message "
+            "with that call too, or correct tool_call_id.",
             param="messages",
         )
     del open_ids[id]

@@ -1,4 +1,4 @@
-"""Sizes of a conversation, because checking each message, part, tool or call delays all other callers."""
+"""Maximum sizes of a conversation. They bound the time of its checks, during which other callers wait."""
 
 MESSAGES_MAX = 4096
 """Maximum messages of one conversation."""

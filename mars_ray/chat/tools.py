@@ -37,7 +37,7 @@ class FunctionDefinition(SentBack):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; None means that there are none."""
     strict: bool | None = None
-    """Whether objects inside the parameters that do not set `additionalProperties` allow no other properties.
+    """Whether `additionalProperties: false` is added to every object of the parameters that does not set it.
 
     With `tool_choice: auto`, keywords that no grammar can hold are ignored unless this is true. Otherwise they are
     refused in any case."""

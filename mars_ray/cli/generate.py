@@ -188,11 +188,15 @@ def _read(path: Path) -> str:
 
 
 def _dry_run(options: "GenerateOptions") -> None:
-    from mars_ray.batch.ray.generate_files import generate_files
+    from mars_ray.batch.ray.generate_files import generate_files, show_notes
+    from mars_ray.batch.run.input_files import find_input
 
+    job_input = find_input(options.input, options.output)
+    show_notes(job_input.notes)
+    files = tuple(str(file.path) for file in job_input.files)
     with TemporaryDirectory() as temporary:
         output = Path(temporary) / "dry-run"
-        report = generate_files(replace(options, output=output))
+        report = generate_files(replace(options, input=files, output=output))
         for path in sorted([*output.glob("rows/part-*"), *output.glob("errors.jsonl")], reverse=True):
             print(path.read_text(encoding="utf-8"), end="")
     Console(stderr=True).print(

@@ -54,7 +54,7 @@ class DroppedRecords:
 
     def check(self, source: str, records: int, max_dropped: float) -> None:
         """Raise `DataError` if more than this share of the `records` of `source` was dropped."""
-        if self.total > max_dropped * records:
+        if self.total and self.total / records > max_dropped:
             raise DataError(
                 f"{self.summary(source, records)}. That is {self.total / records:.1%}, and max_dropped allows "
                 f"{max_dropped:.1%}. Correct the records, or raise max_dropped."

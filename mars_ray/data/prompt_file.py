@@ -65,7 +65,7 @@ def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[
 
 
 def prompt_of(fields: Mapping[str, Any], column: str | None = None, *, answered: bool = True) -> Conversation:
-    """Return the conversation of a record; `answered` tells that an answer follows.
+    """Return the conversation of a record. With `answered` an answer follows, so the last message must allow one.
 
     Raises `BadRecordError` and `RequestError` with the reason if there is none to answer.
     """

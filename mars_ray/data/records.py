@@ -57,6 +57,8 @@ def parse_record(raw: bytes) -> Record:
         _refuse_unlearnt(messages)
         checked = read_messages(messages, name, answered=False)
         tools = [read_tools(value, key) for key in ("tools", "functions") if (value := json_value(fields.get(key)))]
+        if len(tools) > 1:
+            raise BadRecordError("it has both 'tools' and 'functions'; give one")
     except RequestError as error:
         raise BadRecordError(str(error).removesuffix(".")) from error
     answers = [message for message in checked if message["role"] == "assistant"]
@@ -103,8 +105,11 @@ def _raw_messages(fields: Mapping[str, Any]) -> tuple[str, Any]:
         if name in fields:
             return name, _with_system(fields, _from_share_gpt(json_value(fields[name]), name))
     if "prompt" in fields:
-        return "messages", [*_turns(fields, "prompt", "user"), *_turns(fields, _answer(fields), "assistant")]
+        turns = [*_turns(fields, "prompt", "user"), *_turns(fields, _answer(fields), "assistant")]
+        return "messages", _with_system(fields, turns)
     if "instruction" in fields and "output" in fields:
+        if fields.get("history"):
+            raise BadRecordError("it has 'history', which is not read; write all turns as 'messages'")
         parts = [_text(fields, name) for name in ("instruction", "input") if name in fields]
         question = "\n\n".join(filter(None, parts))
         turns = [{"role": "user", "content": question}, *_turns(fields, "output", "assistant")]

@@ -1,7 +1,7 @@
 """Check the fields of option classes by their annotations, and convert values that mean the same.
 
-One text, path or number is one item where several are taken; lists, generators and arrays become tuples; NumPy scalars
-become numbers. Everything else must have the annotated type: "3" is not a number.
+Where a list is expected, a single text, path or number counts as a list of one. Lists, generators and arrays become
+tuples, and NumPy scalars become numbers. Everything else must have the annotated type: "3" is not a number.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def items_of(value: object) -> list[Any] | None:
     """Return the items of a list, tuple, generator, array, tensor or Series, or None for a value that is not several.
 
-    Texts, bytes, mappings, models, sets, which have no order, and tables are not several.
+    Texts, bytes, mappings, models and tables are not several, nor are sets, because they have no order.
     """
     if isinstance(value, str | bytes | bytearray | Mapping | Set | BaseModel):
         return None

@@ -113,5 +113,5 @@ def options_by_name(values: Mapping[str, Any]) -> EngineOptions:
     for name in values:
         if name not in known:
             hint = did_you_mean(name, known) or f" The options are {', '.join(known)}."
-            raise ConfigError(f"{name!r} is no option of the engine.{hint}")
+            raise ConfigError(f"{name!r} is not an option of the engine.{hint}")
     return EngineOptions(**values)

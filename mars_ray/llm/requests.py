@@ -62,7 +62,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens, name
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"{name} holds {prompt[error.start]!a}, which is no character.") from None
+        raise RequestError(f"{name} holds {prompt[error.start]!a}, which is only half of a surrogate pair.") from None
     return tuple(tokenizer(prompt)["input_ids"])
 
 

@@ -25,7 +25,7 @@ def weights_digest(folder: Path) -> str:
 def folder_state(folder: Path) -> str:
     """Return a 16-digit digest of the sizes and times of the files of `folder_digest`, without reading them.
 
-    A changed file has another state. The times of its inode are included, because a copy may keep the other times.
+    A changed file has another state. The change time is included, because `cp -p` keeps the modification time.
     """
     digest = hashlib.blake2b(digest_size=DIGITS // 2)
     for path in _files(folder, PATTERNS):

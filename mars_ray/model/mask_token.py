@@ -43,7 +43,7 @@ def _set_to_mean(network: PreTrainedModel, new_rows: list[int], known_rows: list
     known = torch.tensor(known_rows)
     runs = known.tensor_split(1 + (known.diff() != 1).nonzero().flatten())
     for table in _tables(network):
-        # Slices are added where they are, whereas an index would copy all rows.
+        # Sum slices, which are views; an index would copy all rows.
         sums = [table[int(run[0]) : int(run[-1]) + 1].sum(dim=0, dtype=torch.float32) for run in runs]
         table[new_rows] = (torch.stack(sums).sum(dim=0) / len(known)).to(table.dtype)
 

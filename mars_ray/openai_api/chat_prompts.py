@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.chat.call_format import ends_in_reasoning
 from mars_ray.chat.conversation import PlainMessage, last_user_text
 from mars_ray.chat.messages import text_of
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.request import SamplingParams
@@ -64,7 +65,8 @@ class ChatPrompts:
 
         Raises `RequestError`, and `BadRecordError` if the chat template refuses the messages.
         """
-        body = {"model": "model", "messages": list(messages), **fields}
+        refuse_lone_surrogates(dict(fields))
+        body = {"messages": list(messages), **fields}
         try:
             return self.render(ChatCompletionRequest.model_validate(body), RequestLimits())
         except ValidationError as error:

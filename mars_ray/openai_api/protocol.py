@@ -82,7 +82,7 @@ class JsonSchema(RequestBody):
     description: str | None = None
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
-    """Whether objects that do not set `additionalProperties` allow no other properties."""
+    """Whether `additionalProperties: false` is added to every object that does not set it."""
 
     @property
     def enforced(self) -> dict[str, Any]:

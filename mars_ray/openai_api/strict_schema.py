@@ -22,6 +22,9 @@ INSIDE = ("items", "prefixItems", "additionalItems", "additionalProperties")
 IN_PLACE = ("anyOf", "oneOf", "allOf")
 """Keywords with a list of schemas of the value itself."""
 
+CONDITIONAL = ("if", "then", "else", "not", "dependentSchemas")
+"""Keywords whose schemas hold for some values only, so that they may list properties which others must not have."""
+
 OF_OBJECTS = frozenset(("properties", "patternProperties", "required", "minProperties", "maxProperties"))
 """Keywords that show that a schema without a type describes objects."""
 
@@ -49,11 +52,11 @@ def _closed(schema: Any, outer_type: Any = None) -> Any:
         # The object is closed in each alternative, because they list different properties.
         return closed | {places[0]: [_closed(part, kind) for part in parts]}
     if "$ref" in schema and not lists_own and not parts:
-        return closed  # the schema that it refers to is closed where it stands
-    if "$ref" in schema or any(_lists_more(part, own) for part in parts):
+        return closed  # the schema that it refers to is closed under its own keyword, such as $defs
+    if "$ref" in schema or schema.keys() & set(CONDITIONAL) or any(_lists_more(part, own) for part in parts):
         raise RequestError(
-            "strict cannot close an object whose properties are listed in several schemas that hold at once, by allOf "
-            "or next to anyOf, oneOf or $ref. List them in one schema, or leave strict out."
+            "strict needs all properties of an object in one schema, but this one has some in allOf, anyOf, oneOf, "
+            "$ref or a condition. Merge them, set additionalProperties, or leave strict out."
         )
     if (
         kind == "object"

@@ -185,7 +185,9 @@ def _sampling(
     max_tokens = min(default if requested is None else requested, most)
     if body.min_tokens > max_tokens:
         raise ApiError.bad_request(
-            f"min_tokens is {body.min_tokens}; this answer may have up to {max_tokens} tokens.", "min_tokens"
+            f"min_tokens is {body.min_tokens}, must be at most max_tokens, which is {max_tokens} here. Raise "
+            "max_tokens, or lower min_tokens.",
+            "min_tokens",
         )
     return SamplingParams(
         max_tokens=max_tokens,

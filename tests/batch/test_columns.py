@@ -140,6 +140,7 @@ def test_bytes_stay_bytes_and_large_ones_are_left_out_by_name() -> None:
     assert notes(rows) == [
         "column 'image' is left out of the output, because it has binary values of over 4096 bytes",
         "column 'photo' is left out of the output, because it has binary values of over 4096 bytes",
+        "column 'small' has bytes inside lists or objects; they are written as base64 text",
     ]
     assert notes([{"digest": digest}]) == []
     assert notes([{"digest": digest}], jsonl=True) == ["column 'digest' has bytes; they are written as base64 text"]

@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "pictures of a user": ([USER | {"images": ["a"]}], "unknown parameter 'messages.0.images'"),
     "call without a result": ([USER, CALLED, USER], "the call 'c' has no result"),
-    "result without its call": ([USER, RESULT], "the result of a call 'c' follows no message"),
+    "result without its call": ([USER, RESULT], "the result of a call 'c' has no call with this id"),
     "result of nothing": ([USER, {"role": "tool", "content": "3"}], "messages.1.tool_call_id is missing"),
     "two calls with one id": ([USER, CALLED | {"tool_calls": [CALL, CALL]}, RESULT], "an answer has two calls"),
     "both forms of a call": (
@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "arguments that are no object": (
         [USER, CALLED | {"tool_calls": [CALL | {"function": {"name": "add", "arguments": "[1]"}}]}, RESULT],
-        "the arguments of the call 'c' are no JSON object",
+        "the arguments of the call 'c' are not a JSON object",
     ),
     "audio": ([USER, {"role": "assistant", "audio": {"id": "a"}}, USER], "messages with audio are not supported"),
     "content and refusal": (

@@ -12,12 +12,12 @@ REPORT = "It is 18 degrees at noon!"
 CALLS = [("weather", "Paris"), ("clock", "CET")]
 CALLS_AT_ONCE = [("weather", "Rome"), ("clock", "UTC")]
 
-TOO_LONG = 10**6
-REFUSAL = "is 1000000; this server takes at most"
-"""Part of the message that refuses so many tokens, which says what the limit is."""
+TOO_FEW = -1
+REFUSAL = "must be greater than or equal to 1"
+"""Part of the message that refuses this maximum of tokens."""
 LONG_STOP = "a" * 300
 LONG_STOP_REFUSAL = "the length of a stop string is 300; this server takes at most"
-"""Refusal over Anthropic's API, on which a large number of tokens is lowered."""
+"""Refusal over Anthropic's API, whose clients check the number of tokens themselves."""
 
 
 class Calls:

@@ -15,7 +15,7 @@ from instructor.core import InstructorRetryException
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.clients.dialogues import REFUSAL, TOO_LONG
+from tests.clients.dialogues import REFUSAL, TOO_FEW
 
 MODES = [Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.RESPONSES_TOOLS]
 ASKED: dict[str, Any] = {"model": "bundled", "messages": [{"role": "user", "content": "Weather?"}], "max_retries": 0}
@@ -67,4 +67,4 @@ def test_the_async_client_parses_the_same(bundled: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_refusal_is_an_error_of_the_client(bundled: str, mode: Mode) -> None:
     with pytest.raises(InstructorRetryException, match=REFUSAL):
-        client(bundled, mode).create(response_model=Forecast, **ASKED | {"max_tokens": TOO_LONG})
+        client(bundled, mode).create(response_model=Forecast, **ASKED | {"max_tokens": TOO_FEW})

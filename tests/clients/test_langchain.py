@@ -23,7 +23,7 @@ from tests.clients.dialogues import (
     QUESTION,
     REFUSAL,
     REPORT,
-    TOO_LONG,
+    TOO_FEW,
     Calls,
 )
 
@@ -90,4 +90,4 @@ def test_an_answer_has_the_structure_of_a_class(bundled: str, responses: bool, m
 @APIS
 def test_a_refusal_is_an_error_of_the_client(bundled: str, responses: bool) -> None:
     with pytest.raises(openai.BadRequestError, match=REFUSAL):
-        model(bundled, "bundled", responses, max_tokens=TOO_LONG).invoke(PERSON)
+        model(bundled, "bundled", responses, max_tokens=TOO_FEW).invoke(PERSON)

@@ -23,7 +23,7 @@ from tests.clients.dialogues import (
     QUESTION,
     REFUSAL,
     REPORT,
-    TOO_LONG,
+    TOO_FEW,
     Calls,
 )
 
@@ -114,7 +114,7 @@ def test_the_form_of_messages_is_answered_by_the_provider_anthropic(bundled: str
 @pytest.mark.parametrize(
     ("provider", "settings", "said"),
     [
-        ("openai", {"max_tokens": TOO_LONG}, REFUSAL),
+        ("openai", {"max_tokens": TOO_FEW}, REFUSAL),
         ("anthropic", {"stop": [LONG_STOP]}, LONG_STOP_REFUSAL),
     ],
 )

@@ -30,7 +30,7 @@ from tests.clients.dialogues import (
     QUESTION,
     REFUSAL,
     REPORT,
-    TOO_LONG,
+    TOO_FEW,
     Calls,
 )
 
@@ -113,4 +113,4 @@ def test_an_agent_hands_over_to_another(scripted: str, kind: Model) -> None:
 @MODELS
 def test_a_refusal_is_an_error_of_the_client(scripted: str, kind: Model) -> None:
     with pytest.raises(openai.BadRequestError, match=REFUSAL):
-        asyncio.run(Runner.run(agent(kind, scripted, model_settings=ModelSettings(max_tokens=TOO_LONG)), QUESTION))
+        asyncio.run(Runner.run(agent(kind, scripted, model_settings=ModelSettings(max_tokens=TOO_FEW)), QUESTION))

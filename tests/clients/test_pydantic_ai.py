@@ -30,7 +30,7 @@ from tests.clients.dialogues import (
     QUESTION,
     REFUSAL,
     REPORT,
-    TOO_LONG,
+    TOO_FEW,
     Calls,
 )
 
@@ -118,8 +118,8 @@ def test_a_streamed_run_calls_the_tools_and_yields_growing_output(scripted: str,
 @pytest.mark.parametrize(
     ("api", "settings", "said"),
     [
-        ("chat", {"max_tokens": TOO_LONG}, REFUSAL),
-        ("responses", {"max_tokens": TOO_LONG}, REFUSAL),
+        ("chat", {"max_tokens": TOO_FEW}, REFUSAL),
+        ("responses", {"max_tokens": TOO_FEW}, REFUSAL),
         ("anthropic", {"stop_sequences": [LONG_STOP]}, LONG_STOP_REFUSAL),
     ],
 )

@@ -17,12 +17,16 @@ def reason_of(record: object) -> str:
     return str(caught.value)
 
 
-@given(one=st.text(), other=st.text())
+NO_LISTS = st.text(st.characters(exclude_characters="["))
+"""Texts that are no list as JSON."""
+
+
+@given(one=NO_LISTS, other=NO_LISTS)
 def test_records_that_break_the_same_rule_have_the_same_reason_whatever_they_hold(one: str, other: str) -> None:
     alike: list[list[object]] = [
         [{"text": one}, {"text": one, "id": 3, "note": other}],
         [{"messages": one}, {"messages": {"a": other}}, {"messages": 3}],
-        [{"messages": [{"role": one}]}, {"messages": [{"role": "user", "content": "a"}, {other: one}]}],
+        [{"messages": [{"role": one + "?"}]}, {"messages": [{"role": "user", "content": "a"}, {"role": other + "?"}]}],
         [b"[1]", b"3", json.dumps(one).encode()],
     ]
     for records in alike:

@@ -163,8 +163,8 @@ def test_more_than_a_tenth_dropped_is_an_error_that_names_the_reasons(model: Pat
     assert packed(source, model).dropped == 1
     source.write_bytes(lines(RECORDS[:8]) + lines([{"prompt": "a"}]) * 2)
     message = (
-        r"many\.jsonl: 2 of 10 records dropped: 2 x it has no 'response' \(first: record 9\)\. That is 20\.0%, and "
-        r"max_dropped allows 10\.0%"
+        r"many\.jsonl: 2 of 10 records dropped: 2 x it has no 'response' or 'completion' to its 'prompt' "
+        r"\(first: record 9\)\. That is 20\.0%, and max_dropped allows 10\.0%"
     )
     with pytest.raises(DataError, match=message):
         packed(source, model)

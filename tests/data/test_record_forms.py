@@ -54,6 +54,23 @@ def test_a_question_and_its_answer_are_the_same_record_in_every_form(fields: dic
     assert parsed(**fields) == Record((USER, ASSISTANT))
 
 
+def test_a_system_column_comes_first_next_to_a_prompt_too() -> None:
+    record = parsed(prompt="one", response="two", system="zero")
+    assert [message["content"] for message in record.messages] == ["zero", "one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"instruction": "one", "output": "two", "history": [["a", "b"]]}, "history"),
+        ({"messages": [USER, ASSISTANT], "tools": [TOOL], "functions": [OBJECT | {"arguments": None}]}, "functions"),
+    ],
+)
+def test_a_column_that_would_be_left_out_refuses_the_record(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadRecordError, match=reason):
+        parsed(**fields)
+
+
 def test_an_answer_that_must_not_be_learnt_is_refused() -> None:
     with pytest.raises(BadRecordError, match="weight 0"):
         parsed(messages=[USER, ASSISTANT | {"weight": 0}, USER, ASSISTANT])

@@ -49,10 +49,15 @@ def llm() -> Iterator[LLM]:
         yield opened
 
 
+def name_of(value: object) -> str:
+    """Return a name without the address of an object, so that all processes of the tests agree on it."""
+    return getattr(value, "__name__", type(value).__name__)
+
+
 SEVERAL: list[Callable[[list[Any]], Any]] = [tuple, iter, Series, lambda items: (item for item in items)]
 
 
-@pytest.mark.parametrize("several", [*SEVERAL, np.array, pa.array], ids=str)
+@pytest.mark.parametrize("several", [*SEVERAL, np.array, pa.array], ids=name_of)
 def test_several_texts_may_come_in_any_container(llm: LLM, several: Callable[[list[str]], Any]) -> None:
     expected = [output.prompt_token_ids for output in llm.generate(TEXTS, ONE)]
     assert [output.prompt_token_ids for output in llm.generate(several(TEXTS), ONE)] == expected
@@ -60,7 +65,7 @@ def test_several_texts_may_come_in_any_container(llm: LLM, several: Callable[[li
     assert [output.prompt_token_ids for output in llm.chat(several(TEXTS), ONE)] == expected
 
 
-@pytest.mark.parametrize("several", [*SEVERAL, np.array, torch.tensor, lambda ids: list(np.array(ids))], ids=str)
+@pytest.mark.parametrize("several", [*SEVERAL, np.array, torch.tensor, lambda ids: list(np.array(ids))], ids=name_of)
 def test_ids_may_come_in_any_container(llm: LLM, several: Callable[[list[int]], Any]) -> None:
     [output] = llm.generate(several([5, 6, 7]), ONE)
     assert output.prompt_token_ids == (5, 6, 7)
@@ -84,7 +89,7 @@ def test_rows_of_an_array_are_prompts(llm: LLM, array: Callable[[list[list[int]]
         [iter([MESSAGE])],
         [[MESSAGE]],
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_a_conversation_may_be_any_container_of_messages(llm: LLM, messages: Any) -> None:
     [expected] = llm.chat([MESSAGE], ONE)
@@ -92,7 +97,7 @@ def test_a_conversation_may_be_any_container_of_messages(llm: LLM, messages: Any
     assert output.prompt_token_ids == expected.prompt_token_ids
 
 
-@pytest.mark.parametrize("empty", [[], (), iter([]), np.array([]), Series([])], ids=str)
+@pytest.mark.parametrize("empty", [[], (), iter([]), np.array([]), Series([])], ids=name_of)
 def test_nothing_to_answer_in_any_container_gives_no_answers(llm: LLM, empty: Any) -> None:
     assert llm.generate(empty) == []
     assert llm.chat([]) == []

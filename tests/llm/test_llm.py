@@ -193,12 +193,12 @@ def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantization": "int8"}, "'quantization' is no option of the engine. Did you mean 'quantize'?"),
+        ({"quantization": "int8"}, "'quantization' is not an option of the engine. Did you mean 'quantize'?"),
         ({"max_num_seq": 8}, "Did you mean 'max_num_seqs'?"),
-        ({"gpus": 8}, "'gpus' is no option of the engine. The options are engine, max_num_seqs"),
-        ({"quantize": "fp8"}, "quantize is 'fp8': Input should be 'int8' or 'int4'"),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0: Input should be greater than or equal to 1"),
-        ({"classes": "x"}, "classes is 'x'"),
+        ({"gpus": 8}, "'gpus' is not an option of the engine. The options are engine, max_num_seqs"),
+        ({"quantize": "fp8"}, "quantize is 'fp8', must be 'int8' or 'int4'"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0, must be at least 1"),
+        ({"classes": "x"}, "classes.0 is 'x'"),
     ],
 )
 def test_an_unknown_option_or_value_is_one_error_that_says_what_to_write(

@@ -207,11 +207,13 @@ def test_each_alternative_is_closed_by_itself(keyword: str) -> None:
         A | {"oneOf": [{"allOf": [B]}]},
         A | {"$ref": "#/$defs/b", "$defs": {"b": B}},
         {"anyOf": [A], "allOf": [B]},
+        A | {"if": {}, "then": B},
+        A | {"dependentSchemas": {"a": B}},
     ],
 )
 def test_an_object_that_cannot_be_closed_is_refused_with_what_to_do(schema: dict[str, Any]) -> None:
     for place in (schema, {"type": "object", "properties": {"x": {"type": "array", "items": schema}}}):
-        with pytest.raises(RequestError, match="List them in one schema, or leave strict out"):
+        with pytest.raises(RequestError, match="Merge them, set additionalProperties, or leave strict out"):
             closed_schema(place)
 
 

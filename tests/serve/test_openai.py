@@ -359,7 +359,7 @@ def test_the_model_is_listed_and_found_by_its_name_alone(client: OpenAI) -> None
         ({"temperature": 3}, "temperature", None),
         ({"extra_body": {"thresold": 0.5}}, "thresold", "unknown_parameter"),
         ({"response_format": {"type": "xml"}}, "response_format", None),
-        ({"max_tokens": 5000}, "max_tokens", None),
+        ({"max_tokens": 5000, "extra_body": {"min_tokens": 5000}}, "min_tokens", None),
         ({"messages": [{"role": "user", "content": "x " * 4000}]}, None, "context_length_exceeded"),
     ],
 )

@@ -31,8 +31,8 @@ def test_a_run_reports_what_it_drops_and_refuses_other_data(
     train = write(tmp_path / "mixed.jsonl", [*BAD, *RECORDS[:12]])
     heldout = write(tmp_path / "heldout.jsonl", RECORDS[:12])
     loss = (
-        "mixed.jsonl: 3 of 15 records dropped: 2 x it has no 'response' (first: record 1), "
-        "1 x it has no response: there is nothing to learn from it (first: record 2)"
+        "mixed.jsonl: 3 of 15 records dropped: 2 x it has no 'response' or 'completion' to its 'prompt' "
+        "(first: record 1), 1 x it has no response: there is nothing to learn from it (first: record 2)"
     )
     with pytest.raises(DataError) as refused:
         mars_ray.train(with_data(make_config, train, heldout, 0.1))

@@ -92,8 +92,8 @@ class Ledger:
         return self.settings().get(name)
 
     def kinds(self, part: KindsOf) -> ColumnKinds:
-        """Return the kinds of the values of each input column: in all inputs so far, or those for which all shards
-        were written."""
+        """Return the kinds of the values of each input column: with the part `input` those of all inputs so far, with
+        `shards` those that the schema of the shards covers."""
         stored = self.connection.execute("SELECT kinds FROM kinds WHERE part = ?", (part,)).fetchone()
         kinds: ColumnKinds = json.loads(stored[0]) if stored else {}
         return kinds

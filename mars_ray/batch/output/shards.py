@@ -31,7 +31,7 @@ def rewritten_shard(path: AnyPath, kinds: ColumnKinds) -> bytes | None:
             return None
     try:
         new = _rewritten(content, kinds, parquet=path.name.endswith(".parquet"))
-    except ValueError as error:  # of Arrow, JSON and UTF-8
+    except (OSError, ValueError) as error:  # of Arrow, JSON and UTF-8
         raise RunError(f"{path} is damaged: {str(error).partition(chr(10))[0]}. {ADVICE}") from error
     return None if new == content else new
 

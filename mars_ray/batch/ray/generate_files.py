@@ -57,13 +57,13 @@ def generate_files(options: GenerateOptions) -> JobReport:
     are kept.
     """
     plan = plan_job(options)
-    _show_notes(plan.input.notes)
+    show_notes(plan.input.notes)
     with open_output(options.output, new=options.new) as output:
         plan = plan.agree_with(output)
         survey = survey_input(plan.input.files, options.limit)
         places = _connect(plan, survey.rows)
         output.begin(plan.file_format, plan.output_columns(survey.kinds))
-        _show_notes(output.notes)
+        show_notes(output.notes)
         if options.retry_errors:
             output.forget_errors()
         trace_row, end_trace = _traces(survey.rows)
@@ -111,7 +111,8 @@ def generate_files(options: GenerateOptions) -> JobReport:
     return report
 
 
-def _show_notes(notes: Sequence[str]) -> None:
+def show_notes(notes: Sequence[str]) -> None:
+    """Print the first notes on the input of a job."""
     for note in notes[:NOTES]:
         print(f"{NAME}: {note}", file=sys.stderr)
     if len(notes) > NOTES:

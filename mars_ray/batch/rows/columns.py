@@ -25,10 +25,13 @@ from mars_ray.data.arrow_json import BLOB, BYTES, BYTES_MAX
 from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError
 
-Kind = Literal["bool", "int", "long", "huge", "float", "text", "half", "json", "bytes", "blob"]
-"""Kinds of values. `long` is an integer that float64 cannot represent exactly, and `huge` one beyond 64 bits. `half` is
-half of a surrogate pair in a text or deeper. `json` is a list or an object. `bytes` are bytes that are not UTF-8, and
-`blob` stands for a large number of them."""
+Kind = Literal["bool", "int", "long", "huge", "float", "text", "half", "json", "bytes", "nested_bytes", "blob"]
+"""Kinds of values. `long` is an integer that float64 cannot represent exactly, and `huge` one beyond 64 bits. `half`
+marks text with half of a surrogate pair, also inside lists and objects. `json` is a list or an object. `bytes` are
+bytes that are not UTF-8, and `nested_bytes` marks such bytes inside lists and objects. `blob` is a value of more than
+`BYTES_MAX` such bytes, of which only the digest is kept."""
+MARKS: frozenset[Kind] = frozenset(("half", "nested_bytes"))
+"""Kinds that say what is inside a value of another kind."""
 ColumnKinds = dict[str, list[Kind]]
 """Kinds of the values of each input column, sorted; empty for a column without values."""
 Written = Literal["bool", "int", "float", "text", "json", "bytes", "left out"]
@@ -148,7 +151,7 @@ def table_of(texts: Sequence[str], kinds: ColumnKinds) -> pa.Table:
 
 
 def widened(table: pa.Table, kinds: ColumnKinds) -> pa.Table:
-    """Return a table that `table_of` made for some of the kinds as it would have made it for all of them."""
+    """Convert a table that `table_of` made for fewer kinds to the schema of `kinds`."""
     written = _written(kinds)
 
     def column(field: pa.Field) -> pa.ChunkedArray | pa.Array:
@@ -171,10 +174,7 @@ def lines_of(texts: Iterable[str], kinds: ColumnKinds) -> Iterator[str]:
     base64 text. Lines that were already converted for some of the kinds may be converted again.
     """
     written = _written(kinds)
-    odd = {kept_name(name) for name, values in kinds.items() if text_fault(name) or "half" in values}
-    odd |= {kept_name(name) for name, values in kinds.items() if "blob" in values or "bytes" in values}
-    odd |= {name for name, type in written.items() if type == "text" and kinds.get(name) != ["text"]}
-    odd.discard("id")
+    odd = {kept_name(name) for name, values in kinds.items() if name != "id" and _is_odd(name, values)}
     for text in texts:
         record = json.loads(text) if odd else {}
         if odd.isdisjoint(record):
@@ -236,7 +236,7 @@ def _written(kinds: ColumnKinds) -> dict[str, Written]:
 
 
 def _type_of(kinds: frozenset[Kind]) -> Written:
-    match sorted(kinds - {"half"}):
+    match sorted(kinds - MARKS):
         case [*all_kinds] if "blob" in all_kinds:
             return "left out"
         case [*all_kinds] if "bytes" in all_kinds:
@@ -252,10 +252,18 @@ def _type_of(kinds: frozenset[Kind]) -> Written:
     return "text"
 
 
+def _is_odd(name: str, kinds: list[Kind]) -> bool:
+    """Return whether values of a column change even in JSON, or are left out."""
+    type = _type_of(frozenset(kinds))
+    return bool(text_fault(name) or MARKS & set(kinds) or type in ("bytes", "left out")) or (
+        type == "text" and kinds != ["text"]
+    )
+
+
 def _note(kinds: list[Kind], *, jsonl: bool) -> str:
     """Return how the values of a column differ from the input's, or an empty text if they do not."""
     type = _type_of(frozenset(kinds))
-    words = list(dict.fromkeys(WORDS[kind] for kind in kinds if kind != "half"))
+    words = list(dict.fromkeys(WORDS[kind] for kind in kinds if kind not in MARKS))
     notes = []
     usual: tuple[list[str], ...] = ([], [type], ["bytes", "text"])  # some values of a binary column may be UTF-8
     if type in ("text", "bytes") and words not in usual:
@@ -263,6 +271,8 @@ def _note(kinds: list[Kind], *, jsonl: bool) -> str:
         notes.append(f"{' and '.join(words)}; it is written as {type}")
     if type == "bytes" and jsonl:
         notes.append("bytes; they are written as base64 text")
+    if "nested_bytes" in kinds:
+        notes.append("bytes inside lists or objects; they are written as base64 text")
     if "half" in kinds:
         notes.append("halves of surrogate pairs; they are written as U+FFFD")
     return ", and ".join(notes)
@@ -281,12 +291,21 @@ def _kinds(value: Any, *, escapes: bool) -> tuple[Kind, ...]:
             return ("float",) if math.isfinite(value) else ()
         case str():
             return _text_kinds(value) if escapes else ("text",)
-    return ("json", *_text_kinds(json.dumps(value, ensure_ascii=False))[1:]) if escapes else ("json",)
+    return ("json", *_marks(json.dumps(value, ensure_ascii=False))) if escapes else ("json",)
 
 
 def _text_kinds(text: str) -> tuple[Kind, ...]:
-    if BLOB in text:
-        return ("text", "blob")
     if text.startswith(BYTES):
         return ("bytes",)
-    return ("text", "half") if text_fault(text.replace(BYTES, "")) else ("text",)
+    return ("text", *(kind for kind in _marks(text) if kind != "nested_bytes"))
+
+
+def _marks(text: str) -> Iterator[Kind]:
+    """Yield what a text, or the JSON text of a list or an object, holds besides valid Unicode."""
+    if BLOB in text:
+        yield "blob"
+        return
+    if BYTES in text:
+        yield "nested_bytes"
+    if text_fault(text.replace(BYTES, "")):
+        yield "half"

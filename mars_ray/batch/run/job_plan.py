@@ -123,7 +123,9 @@ def plan_job(options: GenerateOptions) -> JobPlan:
     openai = is_openai_batch(_first_row(job_input.files))
     job_input = job_input.without_partitions(
         lambda column: openai or column in READ_COLUMNS,
-        "rows of OpenAI batch files have no other columns" if openai else "rows read columns of these names themselves",
+        "rows of OpenAI batch files have no other columns"
+        if openai
+        else "these names are reserved for the options of a row",
     )
     row_format: RowFormatSettings
     if openai:

@@ -2,7 +2,7 @@
 
 In:    the layers of a network that has the weights of a folder, in a fixed order.
 Out:   packed layers, mapped from a file that earlier starts wrote, so that processes share their memory.
-Never: uses a file that is damaged, open to other accounts, or of other weights, and never fails because of the cache.
+Never: uses a file that is damaged, writable by other accounts, or of other weights; fails because of the cache.
 """
 
 import hashlib
@@ -65,8 +65,8 @@ class KeptMatrix:
 class LayerPacker:
     """Packs the layers of a network for the kernels' `layout`, or takes them from the cache.
 
-    `folder` holds the weights of the network; None keeps nothing. `variant` names all else that the packed weights
-    depend on. Call `pack` for all layers in a fixed order, then `keep`.
+    `folder` holds the weights of the network; None keeps nothing. `variant` identifies quantization, mask token and
+    architecture. Call `pack` for all layers in a fixed order, then `keep`.
     """
 
     def __init__(self, layout: WeightLayout, folder: Path | None, variant: str) -> None:
@@ -138,6 +138,7 @@ def write_kept(path: Path, linears: Sequence[PackedLinear]) -> None:
     partial = path.with_name(f".{path.name}.scratch.partial")
     try:
         with partial.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)  # regardless of the umask, because `read_kept` takes private files only
             os.posix_fallocate(file.fileno(), 0, LENGTH_BYTES + DIGEST_BYTES + len(header) + position)
             file.write(len(header).to_bytes(LENGTH_BYTES, "little") + _digest(header) + header)
             begin = file.tell()

@@ -81,10 +81,10 @@ class Tensor:
 
 
 class GGUFFile:
-    """The header of a file. Raises `ModelError` or `struct.error` for a file that is damaged or of an old version.
+    """The header of a file. A file that is damaged or of an old version may raise any error.
 
-    Long arrays of the tokenizer are left out, because transformers reads them in another way. The vocabulary has its
-    length, but empty texts.
+    Arrays of texts, and arrays of the tokenizer, have no values, because transformers reads them in another way. The
+    vocabulary has its length, but empty texts.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -156,7 +156,7 @@ class GGUFFile:
 
     def _alignment(self) -> int:
         field = self.fields.get("general.alignment")
-        alignment = field.parts[0][0] if field else gguf.GGUF_DEFAULT_ALIGNMENT
+        alignment = field.contents() if field else gguf.GGUF_DEFAULT_ALIGNMENT
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise ModelError(f"general.alignment is {alignment}, must be a power of two.")
         return alignment
