@@ -25,10 +25,15 @@ class InputFile:
 
     path: AnyPath
     partitions: Mapping[str, str | None] = field(default_factory=dict)
+    is_answers: bool = False
+    """Whether the rows are answers of a job. Their `threshold` is a result and no option, and rows after the first
+    answer to a prompt get ids of their own."""
 
     def read(self, chunk_records: int) -> Iterator[list[bytes]]:
         """Yield the records in chunks, as JSON text. Raises `DataError` if the file is damaged."""
         chunks = read_records(self.path, chunk_records)
+        if self.is_answers:
+            chunks = (list(map(_as_input, chunk)) for chunk in chunks)
         if not self.partitions:
             return chunks
         start = json.dumps(dict(self.partitions))[:-1].encode()
@@ -49,6 +54,15 @@ def _is_partition(name: str) -> bool:
 def _text(escaped: str) -> str:
     """Return a name without URL escapes. Bytes that are not UTF-8 are replaced, because rows are UTF-8."""
     return unquote(escaped.encode(errors="surrogateescape").decode(errors="replace"))
+
+
+def _as_input(raw: bytes) -> bytes:
+    """Return an answer of a job as a row for another job."""
+    row = json.loads(raw)
+    row.pop("threshold", None)
+    if row.get("sample"):
+        row["id"] = f"{row['id']}-{row['sample']}"
+    return json.dumps(row).encode()
 
 
 def _with_start(start: bytes, raw: bytes) -> bytes:

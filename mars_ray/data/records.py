@@ -100,7 +100,7 @@ def _refuse_unlearnt(messages: Any) -> None:
 def _raw_messages(fields: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the messages of a record before they are checked, and the name of their column."""
     if "messages" in fields:
-        return "messages", json_value(fields["messages"])
+        return "messages", _with_system(fields, json_value(fields["messages"]))
     for name in ("conversations", "conversation"):
         if name in fields:
             return name, _with_system(fields, _from_share_gpt(json_value(fields[name]), name))
@@ -139,10 +139,12 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _with_system(fields: Mapping[str, Any], turns: Any) -> Any:
-    """Return turns after the message in the column `system`, if there is one."""
-    if not isinstance(turns, list) or not fields.get("system"):
+    """Return turns after the message in the column `system` or `system_prompt`, unless they begin with it."""
+    name = next((name for name in ("system", "system_prompt") if fields.get(name)), None)
+    if not isinstance(turns, list) or name is None:
         return turns
-    return [{"role": "system", "content": _text(fields, "system")}, *turns]
+    system = {"role": "system", "content": _text(fields, name)}
+    return turns if turns[:1] == [system] else [system, *turns]
 
 
 def _from_share_gpt(turns: Any, name: str) -> Any:

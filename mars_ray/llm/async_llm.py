@@ -29,7 +29,7 @@ from mars_ray.llm.requests import (
     make_requests,
     plan_with_tools,
 )
-from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.model.dtype import DtypeOrAuto, check_dtype
 from mars_ray.model.folder import open_model
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.usable_cpus import usable_cpus
@@ -57,6 +57,7 @@ class AsyncLLM:
     ) -> None:
         self._model = model
         self._adapter = adapter
+        check_dtype(dtype)
         self._dtype = dtype
         self._options = options_by_name(options)
 

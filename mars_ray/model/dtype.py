@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from mars_ray.errors import ConfigError
 from mars_ray.model.weights import count_parameters
 
 Dtype = Literal["float32", "bfloat16"]
@@ -29,12 +30,20 @@ class ResolvedDtype:
     reason: str
 
 
+def check_dtype(dtype: object) -> None:
+    """Raise `ConfigError` for a value that names no dtype."""
+    known = get_args(DtypeOrAuto)
+    if not isinstance(dtype, str) or dtype not in known:
+        raise ConfigError(f"dtype is {dtype!r}, must be {', '.join(known[:-1])} or {known[-1]}.")
+
+
 def resolve_dtype(dtype: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtype:
     """Return `dtype`, with "auto" resolved: bfloat16 for a large 16-bit checkpoint on a device that computes fast in
     bfloat16, and float32 otherwise.
 
     `folder` must have been checked.
     """
+    check_dtype(dtype)
     if dtype != "auto":
         return ResolvedDtype(dtype, "asked for")
     parameters = count_parameters(folder)

@@ -1,5 +1,6 @@
 """The inputs of a job: each file once, whatever the paths say, and no output of a job."""
 
+import json
 import os
 from itertools import permutations
 from pathlib import Path
@@ -65,8 +66,43 @@ def test_the_output_of_another_job_is_no_input_unless_its_rows_are_named(root: A
     )
     for name in ("out/rows", "out/rows/*.jsonl", "*/rows/*.jsonl", "out/rows/part-00000.jsonl"):
         assert files_of(find_input([f"{root}/{name}"], root / "next"), root) == ["out/rows/part-00000.jsonl"]
-        with pytest.raises(DataError, match=r"rows.* is in the output of this job, .*out, and a job does not answer"):
+        with pytest.raises(
+            DataError, match=r"rows.* holds nothing to answer: left out .*out: it is the output of this job"
+        ):
             find_input([f"{root}/a.jsonl", f"{root}/{name}"], root / "out")
+
+
+def test_a_pattern_that_reaches_the_own_output_too_is_read_without_it(root: AnyPath) -> None:
+    answer_one_row(root / "other")
+    answer_one_row(root / "out")
+    found = find_input([f"{root}/*/rows"], root / "out")
+    assert files_of(found, root) == ["other/rows/part-00000.jsonl"]
+    assert any("it is the output of this job" in note for note in found.notes)
+
+
+def test_a_hard_link_to_an_own_answer_is_no_input(tmp_path: Path) -> None:
+    answer_one_row(tmp_path / "out")
+    (tmp_path / "copy.jsonl").hardlink_to(tmp_path / "out" / "rows" / "part-00000.jsonl")
+    with pytest.raises(DataError, match="it is the output of this job"):
+        find_input([f"{tmp_path}/copy.jsonl"], tmp_path / "out")
+
+
+def test_answers_of_a_job_are_rows_without_its_threshold_and_with_ids_of_their_own(root: AnyPath) -> None:
+    records = tuple(json.dumps({"id": "a", "sample": n, "prompt": "x", "threshold": 1.0}) for n in (0, 1))
+    with open_output(root / "out", new=False) as output:
+        output.begin("jsonl", {})
+        output.take([RowResult(key=b"a" * 16, records=records)], 0.0)
+        output.flush()
+    [file] = find_input([f"{root}/out/rows"], root / "next").files
+    rows = [json.loads(raw) for chunk in file.read(8) for raw in chunk]
+    assert [row["id"] for row in rows] == ["a", "a-1"] and "threshold" not in rows[0]
+
+
+def test_a_link_to_a_partition_gives_its_column(tmp_path: Path) -> None:
+    write_rows(tmp_path / "lang=en" / "a.jsonl")
+    (tmp_path / "english").symlink_to("lang=en")
+    [file] = find_input([f"{tmp_path}/english"], tmp_path / "out").files
+    assert file.partitions == {"lang": "en"}
 
 
 def test_an_input_that_holds_only_outputs_is_refused_with_the_reason(root: AnyPath) -> None:
@@ -103,7 +139,7 @@ def test_links_to_an_output_are_no_input(tmp_path: Path) -> None:
         "answers/part-00000.jsonl"
     ]
     for name in ("d/answers", "d/one.jsonl", "same/rows", "same"):
-        with pytest.raises(DataError, match="in the output of this job"):
+        with pytest.raises(DataError, match="the output of this job"):
             find_input([f"{tmp_path}/{name}"], tmp_path / "out")
 
 

@@ -59,6 +59,13 @@ def test_a_system_column_comes_first_next_to_a_prompt_too() -> None:
     assert [message["content"] for message in record.messages] == ["zero", "one", "two"]
 
 
+@pytest.mark.parametrize("column", ["system", "system_prompt"])
+def test_a_system_column_comes_first_in_every_form_unless_the_messages_begin_with_it(column: str) -> None:
+    system: Message = {"role": "system", "content": "zero"}
+    for form in ({"messages": [USER, ASSISTANT]}, {"conversations": [system, USER, ASSISTANT]}):
+        assert parsed(**form, **{column: "zero"}) == Record((system, USER, ASSISTANT))
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

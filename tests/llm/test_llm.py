@@ -199,6 +199,8 @@ def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> 
         ({"quantize": "fp8"}, "quantize is 'fp8', must be 'int8' or 'int4'"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0, must be at least 1"),
         ({"classes": "x"}, "classes.0 is 'x'"),
+        ({"dtype": "float16"}, "dtype is 'float16', must be auto, float32 or bfloat16"),
+        ({"dtype": None}, "dtype is None, must be"),
     ],
 )
 def test_an_unknown_option_or_value_is_one_error_that_says_what_to_write(

@@ -12,7 +12,7 @@ inputs.
 import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class JobInput:
         if not columns:
             return self
         kept = [{name: file.partitions[name] for name in file.partitions if name not in columns} for file in self.files]
-        files = (InputFile(file.path, partitions) for file, partitions in zip(self.files, kept, strict=True))
+        files = (replace(file, partitions=partitions) for file, partitions in zip(self.files, kept, strict=True))
         note = f"folders named {', '.join(f'{name}=...' for name in columns)} add no column, because {reason}"
         return JobInput(files=tuple(files), notes=(*self.notes, note))
 
@@ -70,6 +70,8 @@ class _Selection:
         self._output_above: Callable[[AnyPath, AnyPath], AnyPath | None] = cache(self._find_output_above)
         self._is_job_output: Callable[[AnyPath], bool] = cache(is_job_output)
         self._own = frozenset(self._forms(output))
+        self._own_path = output
+        self._own_answers = {_identity(file) for file in output.glob("rows/*")} if isinstance(output, Path) else set()
         self._candidates: dict[Hashable, _Candidate] = {}
         self._outputs: dict[AnyPath, set[AnyPath]] = defaultdict(set)
         """Files left out, by the output that they belong to."""
@@ -83,7 +85,7 @@ class _Selection:
         outputs: dict[AnyPath, set[AnyPath]] = defaultdict(set)
         count = 0
         for match in matches.files:
-            if (output := self._output_of(match)) is None:
+            if (output := self._output_of(match) or self._linked_output_of(match.path)) is None:
                 self._take(number, match.path)
                 count += 1
             else:
@@ -98,7 +100,12 @@ class _Selection:
     def files(self) -> tuple[InputFile, ...]:
         """Return the files in the order of the inputs, then by path."""
         candidates = sorted(self._candidates.values(), key=lambda candidate: (candidate.number, candidate.path.parts))
-        return tuple(InputFile(candidate.path, partitions_of(candidate.path)) for candidate in candidates)
+        return tuple(self._input_file(candidate.path) for candidate in candidates)
+
+    def _input_file(self, path: AnyPath) -> InputFile:
+        *_, real = self._forms(path)
+        is_answers = path.parent.name == "rows" and self._is_job_output(path.parent.parent)
+        return InputFile(path, partitions_of(path) or partitions_of(real), is_answers)
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence on each kind of files that were left out."""
@@ -126,17 +133,14 @@ class _Selection:
                 return output
         return None
 
+    def _linked_output_of(self, file: AnyPath) -> AnyPath | None:
+        """Return the job's own output if the file is a hard link to one of its answers."""
+        return self._own_path if _identity(file) in self._own_answers else None
+
     def _find_output_above(self, folder: AnyPath, named: AnyPath) -> AnyPath | None:
         folders: tuple[AnyPath, ...] = (folder, *folder.parents)
         for output in folders:
-            if self._is_own(output):
-                if output == named or output in named.parents:
-                    raise DataError(
-                        f"{_shown(named)} is in the output of this job, {_shown(output)}, and a job does not answer "
-                        "its own answers. Leave the input out, or give another output."
-                    )
-                return output
-            if output not in named.parents and self._is_job_output(output):
+            if self._is_own(output) or (output not in named.parents and self._is_job_output(output)):
                 return output
         return None
 

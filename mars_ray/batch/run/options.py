@@ -1,6 +1,7 @@
 """Options of `generate_files`."""
 
 import math
+import sys
 from dataclasses import dataclass, field
 
 from mars_ray.batch.output.shards import FileFormat
@@ -92,5 +93,7 @@ class GenerateOptions:
     def check(self) -> None:
         """Raise a `ConfigError` for a number out of range."""
         self.workers.check()
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is {self.limit}, must be at least 1.")
+        if self.limit is not None and not 1 <= self.limit <= sys.maxsize:
+            raise ConfigError(f"limit is {self.limit}, must be 1 to {sys.maxsize}.")
+        if not all(name.strip() for name in self.input) or not self.input:
+            raise ConfigError(f"input is {list(self.input)}; each input must name a file, a folder or a pattern.")
