@@ -65,7 +65,7 @@ def _joined(content: Any) -> Any:
     return "".join(block["text"] for block in content)
 
 
-Text = Annotated[str | Annotated[Items[TextBlock], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)]
+Text = Annotated[str | Annotated[Items[TextBlock], Field(max_length=PARTS_MAX)], BeforeValidator(_joined)]
 
 
 class ToolUseBlock(_Block):
@@ -109,6 +109,14 @@ class ConversationMessage(SentBack):
     content: Annotated[
         str | Annotated[Items[Block], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)
     ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_empty_answer(cls, value: Any) -> Any:
+        """Take an answer without blocks, as this server gives it. A message of the user has at least one."""
+        if isinstance(value, dict) and value.get("role") == "assistant" and value.get("content") == []:
+            return {**value, "content": ""}
+        return value
 
     @model_validator(mode="after")
     def _blocks_of_the_role(self) -> "ConversationMessage":

@@ -74,6 +74,7 @@ _DEFINITION = {
     "eager_input_streaming": "Claude Code: how Anthropic's servers cut the arguments of a stream",
     "input_examples": "Anthropic's tools: arguments that show how a tool is used",
     "output_schema": "openai.types.responses.FunctionTool: schema of the result",
+    "return": "transformers.utils.get_json_schema: schema of the result",
 }
 _ITEM = _EVERYWHERE | {
     "annotations": "openai.types.responses.ResponseOutputText: places in the text that cite a source",

@@ -18,6 +18,9 @@ from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX
 from mars_ray.chat.request_body import Items, tagged_by
 from mars_ray.errors import RequestError
 
+MAY_BE_EMPTY = ("assistant", "tool", "function")
+"""Roles of messages whose content may be a list without parts."""
+
 
 class TextPart(SentBack):
     """A text part of a message's content."""
@@ -59,11 +62,19 @@ class _BaseMessage(SentBack):
     def _join_content(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        if value.get("role") == "assistant":
-            value = _without_refusal(value)
-        if isinstance(parts := value.get("content"), list) and (text := _text_of_parts(parts)) is not None:
-            return {**value, "content": text}
-        return value
+        # Tables and dumped objects have every field, also those that are for other roles.
+        message = {name: item for name, item in value.items() if name != "tool_calls" or item != []}
+        if message.get("role") == "assistant":
+            return _without_refusal(message)
+        return _with_one_text(message)
+
+
+def _with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose parts of text are one text. An answer and a result may be empty, without any part."""
+    if not isinstance(parts := message.get("content"), list):
+        return message
+    text = "" if not parts and message.get("role") in MAY_BE_EMPTY else _text_of_parts(parts)
+    return message if text is None else {**message, "content": text}
 
 
 Text = str | Annotated[Items[TextPart], Field(min_length=1, max_length=PARTS_MAX)]
@@ -101,7 +112,7 @@ class ToolCall(SentBack):
     unused = CALL_FIELDS
 
     id: str | None = None
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 
@@ -159,7 +170,7 @@ def text_of(message: Message) -> str:
 
 
 def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant message whose refusal is its content and whose reasoning is its `reasoning_content`."""
+    """Return an assistant message with one text: its refusal is its content, its reasoning `reasoning_content`."""
     if message.get("audio"):
         raise RequestError("messages with audio are not supported.", param="messages")
     kept = {key: item for key, item in message.items() if key not in ("audio", "refusal", "reasoning")}
@@ -168,15 +179,17 @@ def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:
         kept["reasoning_content"] = kept.get("reasoning_content") or reasoning
     # A longer list is refused by its length, so its parts need no work.
     if isinstance(parts := kept.get("content"), list) and len(parts) <= PARTS_MAX:
-        kept["content"] = [_refusal_as_text(part) for part in parts]
-    if (refusal := message.get("refusal")) is not None:
-        if kept.get("content") is not None:
+        kept["content"] = [refusal_as_text(part) for part in parts]
+    kept = _with_one_text(kept)
+    if (refusal := message.get("refusal")) not in (None, ""):  # streams are merged to empty texts
+        if kept.get("content") not in (None, ""):
             raise RequestError("a message has either content or refusal, not both.", param="messages")
         kept["content"] = refusal
     return kept
 
 
-def _refusal_as_text(part: Any) -> Any:
+def refusal_as_text(part: Any) -> Any:
+    """Return a part of a message's content, as text if it is a refusal."""
     if isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part and "text" not in part:
         return {name: item for name, item in part.items() if name != "refusal"} | {
             "type": "text",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mars_ray.chat.client_fields import DEFINITION_FIELDS, SentBack
 from mars_ray.chat.limits import TOOLS_MAX
@@ -44,12 +44,20 @@ class FunctionDefinition(SentBack):
 
 
 class FunctionTool(SentBack):
-    """An entry of `tools`."""
+    """An entry of `tools`. Data sets also list functions themselves, as the older `functions` does."""
 
     unused = DEFINITION_FIELDS
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionDefinition
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrap_function(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "name" not in value or value.get("function") is not None:
+            return value
+        function = {name: item for name, item in value.items() if name not in ("type", "function")}
+        return {"type": value.get("type"), "function": function}
 
 
 Tools = Annotated[Items[FunctionTool], Field(max_length=TOOLS_MAX)]

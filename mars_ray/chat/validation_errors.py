@@ -50,6 +50,8 @@ def validation_error(errors: Sequence[Any], body: object) -> RequestError:
     if same[0]["type"] == "value_error":
         return RequestError(f"{same[0]['ctx']['error']}.", param=param)
     kinds = list(dict.fromkeys(KINDS[error["type"]] for error in same if error["type"] in KINDS))
+    if kinds and any(error["type"] == "too_short" for error in same):
+        return RequestError(f"{name} is empty; it must be {_either(kinds)}, or have at least 1 item.", param=param)
     if kinds:
         return RequestError(f"{name} must be {_either(kinds)}.", param=param)
     return RequestError(f"{name} {_reason(same[0])}.", param=param)

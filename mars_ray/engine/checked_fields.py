@@ -27,6 +27,10 @@ def items_of(value: object) -> list[Any] | None:
     """
     if isinstance(value, str | bytes | bytearray | Mapping | Set | BaseModel):
         return None
+    if hasattr(value, "as_py"):  # a cell of an Arrow table
+        return items_of(value.as_py())
+    if hasattr(value, "chunks") and hasattr(value, "to_pylist"):  # a column of an Arrow table
+        return list(value.to_pylist())
     to_list: Callable[[], object] | None = getattr(value, "tolist", None)
     if callable(to_list):  # arrays of NumPy, Arrow and torch, and Series of pandas
         value = to_list()

@@ -8,6 +8,8 @@ from numbers import Integral
 from reprlib import repr as shortened
 from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
 from pydantic import BaseModel, PydanticUserError
 from transformers import PreTrainedTokenizerBase
 
@@ -85,7 +87,7 @@ def as_conversation(value: Conversation, name: str = "messages") -> tuple[PlainM
     if isinstance(value, str):
         return read_messages([{"role": "user", "content": value}], name)
     items = items_of(value)
-    return read_messages(value if items is None else list(map(_fields, items)), name)
+    return read_messages(value if items is None else _as_json(items, name), name)
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Sequence[PlainMessage]) -> tuple[int, ...]:
@@ -119,7 +121,7 @@ def as_tools(tools: Tools | None) -> list[Mapping[str, Any]]:
     items = [tools] if isinstance(tools, Mapping) else items_of(tools)
     if items is None or not all(isinstance(tool, Mapping) for tool in items):
         raise RequestError(f"tools is {shortened(tools)}; it must be a list of functions in OpenAI's format.")
-    return items
+    return [_as_json(tool, "tools") for tool in items]
 
 
 def make_requests(
@@ -170,11 +172,29 @@ def _sampling(
     return items
 
 
-def _fields(message: object) -> object:
-    """Return the fields of a message, which may be an object of OpenAI's client, and any other value as it is."""
-    if isinstance(message, BaseModel):
-        return message.model_dump()
-    return dict(message) if isinstance(message, Mapping) else message
+def _as_json(value: Any, name: str) -> Any:
+    """Return messages or a tool as JSON has them, whose parts may be objects of OpenAI's client or cells of a table.
+
+    Values that JSON does not have stay, so that the check of their field names them. Raises a `RequestError`, which
+    names the argument, for values nested too deeply.
+    """
+    try:
+        return _plain(value)
+    except RecursionError:
+        raise RequestError(f"{name} is nested too deeply.") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    items = items_of(value)
+    return value if items is None else [_plain(item) for item in items]
 
 
 def _with_schema(params: SamplingParams, schema: Schema) -> SamplingParams:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mars_ray.chat.client_fields import DEFINITION_FIELDS, ITEM_FIELDS, SentBack, kept_fields
 from mars_ray.chat.limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
-from mars_ray.chat.messages import TextPart
+from mars_ray.chat.messages import TextPart, refusal_as_text
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
@@ -80,12 +80,28 @@ def _joined(content: Any) -> Any:
 Text = Annotated[str | Annotated[Items[TextPart], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)]
 
 
+def _empty_as_text(content: Any) -> Any:
+    return "" if content == [] else content
+
+
 class MessageItem(_Item):
     """A message of a conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_answer(cls, value: Any) -> Any:
+        """Take what an answer may have: refusals, and no content at all."""
+        if not isinstance(value, dict) or value.get("role") != "assistant":
+            return value
+        parts = value.get("content")
+        # A longer list is refused by its length, so its parts need no work.
+        if not isinstance(parts, list) or len(parts) > PARTS_MAX:
+            return value
+        return {**value, "content": _empty_as_text([refusal_as_text(part) for part in parts])}
 
 
 class FunctionCallItem(_Item):
@@ -102,7 +118,7 @@ class FunctionOutputItem(_Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Text
+    output: Annotated[Text, BeforeValidator(_empty_as_text)]
 
 
 class ReasoningText(_Item):
@@ -113,16 +129,20 @@ class ReasoningText(_Item):
 
 
 class ReasoningItem(_Item):
-    """The reasoning of an earlier answer."""
+    """The reasoning of an earlier answer. Its summary, which OpenAI's servers write for readers, has no effect."""
+
+    unused = ITEM_FIELDS | {"summary"}
 
     type: Literal["reasoning"]
-    summary: Annotated[list[Any], Field(max_length=0)] = Field([])
     content: Annotated[Items[ReasoningText], Field(max_length=1)] = Field([])
 
 
 def _typed(item: Any) -> Any:
-    """Return a message that has no type with its type."""
-    return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
+    """Return a message that has no type with its type. Null means that there is none."""
+    if not isinstance(item, dict) or item.get("type") is not None:
+        return item
+    untyped = {name: value for name, value in item.items() if name != "type"}
+    return {"type": "message", **untyped} if "role" in item else untyped
 
 
 Item = Annotated[

@@ -57,5 +57,6 @@ def test_names_of_folders_are_columns_of_templates_and_of_the_output(model_folde
         ("de hi", "de"),
         ("en hi", "en"),
     ]
-    assert "folders named seed=... add no column, because these names are reserved for the options of a row" in report.notes
+    note = "folders named seed=... add no column, because these names are reserved for the options of a row"
+    assert note in report.notes
     assert answer((names[1],), tmp_path / "out", model_folder, template=template).rows == 3

@@ -133,3 +133,28 @@ def test_reasoning_under_the_name_of_vllm_and_openrouter_takes_effect() -> None:
     assert message["reasoning_content"] == "so"
     [_, message] = of_assistant({"reasoning": {"effort": "low"}})
     assert "reasoning_content" not in message
+
+
+def test_the_summary_of_reasoning_changes_nothing() -> None:
+    plain = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    summary = [{"type": "summary_text", "text": "It thinks."}]
+    item = TypeAdapter(Item)
+    assert item.validate_python(plain | {"summary": summary}) == item.validate_python(plain)
+
+
+def test_a_tool_is_a_function_with_or_without_its_type() -> None:
+    function = {"name": "f", "parameters": {"type": "object"}}
+    wrapped = read_tools([{"type": "function", "function": function}])
+    spellings = (
+        function,
+        function | {"type": "function"},
+        function | {"type": None, "function": None},
+        {"function": function},
+        {"type": None, "function": function},
+    )
+    for tool in spellings:
+        assert read_tools([tool]) == wrapped
+    with pytest.raises(RequestError, match=r"unknown parameter 'tools\.0\.parametres'"):
+        read_tools([{"name": "f", "parametres": {}}])
+    with pytest.raises(RequestError, match=r"tools\.0\.type must be 'function'"):
+        read_tools([function | {"type": "web_search"}])

@@ -46,6 +46,23 @@ TAKEN: dict[str, list[dict[str, Any]]] = {
     ],
     "call in the text": [USER, {"role": "assistant", "content": "add(1, 2)"}, {"role": "tool", "content": "3"}],
     "empty result": [USER, CALLED, RESULT | {"content": ""}],
+    "result without parts": [USER, CALLED, RESULT | {"content": []}],
+    "answer without parts": [USER, CALLED | {"content": []}, RESULT],
+    "no calls in any message": [
+        {"role": "system", "content": "Be brief.", "tool_calls": []},
+        USER | {"tool_calls": []},
+        CALLED,
+        RESULT | {"tool_calls": []},
+    ],
+    "call without a type": [USER, CALLED | {"tool_calls": [{"id": "c", "function": CALL["function"]}]}, RESULT],
+    "call whose type is null": [USER, CALLED | {"tool_calls": [CALL | {"type": None}]}, RESULT],
+    "refusal next to empty content": [USER, {"role": "assistant", "content": "", "refusal": "No."}, USER],
+    "refusal next to an empty part": [
+        USER,
+        {"role": "assistant", "content": [{"type": "text", "text": ""}], "refusal": "No."},
+        USER,
+    ],
+    "content next to an empty refusal": [USER, {"role": "assistant", "content": "3", "refusal": ""}, USER],
     "refusal": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER],
     "refusal as a part": [
         USER,
@@ -66,7 +83,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no content": ([{"role": "user"}], "messages.0.content is missing"),
     "null content of a user": ([{"role": "user", "content": None}], "messages.0.content is missing"),
     "number": ([{"role": "user", "content": 5}], "messages.0.content must be text or a list"),
-    "empty content": ([{"role": "user", "content": []}], "messages.0.content must be text"),
+    "empty content": ([{"role": "user", "content": []}], "messages.0.content is empty; it must be text, or have"),
+    "calls of a user": ([USER | {"tool_calls": [CALL]}], "unknown parameter 'messages.0.tool_calls'"),
+    "call of another type": (
+        [USER, CALLED | {"tool_calls": [CALL | {"type": "custom"}]}, RESULT],
+        "messages.1.tool_calls.0.type must be 'function'",
+    ),
+    "refusal that is no text": (
+        [USER, {"role": "assistant", "content": None, "refusal": 0}, USER],
+        "messages.1.content must be text or a list",
+    ),
     "no role": ([{"content": "a"}], "messages.0 needs 'role'"),
     "unknown role": ([{"role": "bot", "content": "a"}], "messages.0 has the unknown 'role' 'bot'"),
     "image": (

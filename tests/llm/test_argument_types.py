@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from mars_ray import LLM, AsyncLLM, MarsRayError, SamplingParams
 from mars_ray.errors import AdapterError, RequestError
@@ -95,6 +96,61 @@ def test_a_conversation_may_be_any_container_of_messages(llm: LLM, messages: Any
     [expected] = llm.chat([MESSAGE], ONE)
     [output] = llm.chat(messages, ONE)
     assert output.prompt_token_ids == expected.prompt_token_ids
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"days": [1, 2]}}}
+ANSWERED = CALL | {"function": {"name": "weather", "arguments": "{}"}}
+CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "Names: Ann,"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "18"},
+]
+
+
+def as_in_a_table(value: Any) -> Any:
+    """Return a value as pandas reads it from parquet: lists are arrays, and numbers are of NumPy."""
+    if isinstance(value, dict):
+        return {name: as_in_a_table(item) for name, item in value.items()}
+    if isinstance(value, list):
+        items = np.empty(len(value), dtype=object)
+        items[:] = [as_in_a_table(item) for item in value]
+        return items
+    return np.int64(value) if isinstance(value, int) else value
+
+
+def as_objects(value: Any) -> Any:
+    """Return a value with tuples and mappings that are no dictionaries."""
+    if isinstance(value, dict):
+        return MappingProxyType({name: as_objects(item) for name, item in value.items()})
+    return tuple(map(as_objects, value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("convert", [as_in_a_table, as_objects])
+def test_the_parts_of_messages_and_tools_may_be_in_any_container(convert: Callable[[Any], Any]) -> None:
+    assert as_conversation(convert(CALLS)) == as_conversation(CALLS)
+    assert as_conversations(Series([convert(CALLS)] * 2)) == [as_conversation(CALLS)] * 2
+    assert as_tools(convert([TOOL])) == [TOOL]
+
+
+def test_conversations_may_be_a_column_of_an_arrow_table() -> None:
+    column = pa.chunked_array([pa.array([[MESSAGE]]), pa.array([[MESSAGE, MESSAGE]])])
+    assert as_conversations(column) == [as_conversation([MESSAGE]), as_conversation([MESSAGE, MESSAGE])]
+    assert as_conversation(column[0]) == as_conversation([column[0][0]]) == as_conversation([MESSAGE])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match=r"^messages\[1\] must be a list"):
+        as_conversations(pa.chunked_array([[[MESSAGE], None]]))
+
+
+def test_calls_may_be_objects_of_the_client() -> None:
+    calls = [ChatCompletionMessageFunctionToolCall.model_validate(ANSWERED)]
+    talk = [CALLS[0], CALLS[1] | {"tool_calls": calls}, CALLS[2]]
+    assert as_conversation(talk) == as_conversation([CALLS[0], CALLS[1] | {"tool_calls": [ANSWERED]}, CALLS[2]])
+
+
+def test_a_message_that_holds_itself_is_refused() -> None:
+    message: dict[str, Any] = dict(MESSAGE)
+    message["metadata"] = [message]
+    with pytest.raises(RequestError, match=r"^messages is nested too deeply"):
+        as_conversation([message])
 
 
 @pytest.mark.parametrize("empty", [[], (), iter([]), np.array([]), Series([])], ids=name_of)

@@ -140,9 +140,21 @@ USE: dict[str, Any] = {"role": "assistant", "content": [{"type": "tool_use", "id
 IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
 
 
+def test_an_empty_answer_and_an_empty_result_may_be_sent_back(client: Anthropic) -> None:
+    counts = []
+    empties: list[Any] = [[], ""]
+    for empty in empties:
+        answer = {"role": "assistant", "content": empty}
+        result = {"role": "user", "content": [RESULT["content"][0] | {"content": empty}]}
+        talk: list[Any] = [*QUESTION, answer, *QUESTION, USE, result]
+        counts.append(client.messages.count_tokens(model=MODEL, messages=talk))
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content is empty"),
         ({"messages": []}, "messages must have at least 1 item"),
         ({"messages": [*QUESTION, RESULT]}, "the result of a call 'a'"),
         ({"messages": [*QUESTION, USE, *QUESTION]}, "the call 'a' has no result"),

@@ -150,6 +150,21 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
 
 
 @pytest.mark.parametrize(
+    ("item", "same"),
+    [
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, {"content": "No."}),
+        ({"content": []}, {"content": ""}),
+        ({"type": None, "content": "No."}, {"type": "message", "content": "No."}),
+    ],
+)
+def test_an_answer_may_be_sent_back_in_each_of_its_forms(item: dict[str, Any], same: dict[str, Any]) -> None:
+    read, expected = (
+        ResponsesRequest.model_validate({"input": [{"role": "assistant"} | fields]}) for fields in (item, same)
+    )
+    assert chat_request_of(read) == chat_request_of(expected)
+
+
+@pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "Response with id 'resp_1' not found"),
@@ -166,6 +181,8 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
         ({"input": [IMAGE]}, "input", "'input_image' is not supported"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "'item_reference'; use one of 'message'"),
         ({"input": []}, "input", "input is empty; give a text"),
+        ({"input": [{"role": "user", "content": []}]}, "input", "input.0.content is empty"),
+        ({"input": [{"type": None, "content": "x"}]}, "input", "input.0 needs 'type'"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be greater than or equal to 1"),
         ({"reasoning": {"effort": "very"}}, "reasoning", "reasoning.effort must be 'none', 'minimal'"),
         ({"reasoning": {"summary": 5}}, "reasoning", "reasoning.summary must be 'auto'"),
