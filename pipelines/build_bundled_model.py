@@ -1,19 +1,22 @@
 """Make the bundled model from this repository alone: `python -m pipelines.build_bundled_model`.
 
-A step is skipped if its result exists, so the same command resumes a stopped run. The six steps:
+A step is skipped if its result exists, so the same command resumes a stopped run. The seven steps:
 
 1. write training and held-out examples of the task families;
 2. train a tokenizer on them, create a small Qwen2 with random weights, and train it autoregressively (bundled_ar.yaml);
 3. fine-tune this model with MARS (bundled_mars.yaml);
 4. continue this training twice, on a mixture with tool calls (bundled_tools_1.yaml, bundled_tools_2.yaml);
-5. calibrate both models on held-out examples, the MARS model in bfloat16 and at every threshold;
-6. replace mars_ray/assets/bundled by the MARS model with its card, and write the prompts of the demo next to it.
+5. continue it in five parts, from the weights in bfloat16, with more sentences to extract keys from
+   (bundled_keys_1.yaml to bundled_keys_5.yaml), and average the weights after the last two parts;
+6. calibrate both models on held-out examples, the MARS model in bfloat16 and at every threshold;
+7. replace mars_ray/assets/bundled by the MARS model with its card, and write the prompts of the demo next to it.
 """
 
 import json
 import random
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,25 @@ TOOL_SHARE = 0.4
 """Share of tool calls in step 4. A lower share would train fewer calls, a higher one forgets the other families."""
 HELDOUT_EXAMPLES = 2_000
 """Number of held-out examples measured during training; the card uses different ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPart:
+    """Training examples of one part of step 5."""
+
+    examples: int
+    shares: Mapping[str, float]
+    """Families with more examples, mixed in one by one: a share is that of a family in the mixture up to it."""
+
+
+KEY_PARTS = (
+    KeyPart(22_000, {"tool_call": 0.4, "json_extract": 0.5}),
+    # The families that the parts before made worse get more examples.
+    KeyPart(20_000, {"sum_direct": 0.2, "sort_numbers": 0.15, "tool_call": 0.25, "json_extract": 0.4}),
+    KeyPart(24_000, {"sum_direct": 0.1, "sort_numbers": 0.1, "tool_call": 0.2, "json_extract": 0.4}),
+    KeyPart(16_000, {"tool_call": 0.3, "sort_numbers": 0.08, "sum_direct": 0.3, "json_extract": 0.4}),
+    KeyPart(10_000, {"date_rewrite": 0.25, "tool_call": 0.2, "json_extract": 0.3}),
+)
 DEMO_PER_FAMILY = 20
 VOCABULARY = 1024
 TOKENIZER_EXAMPLES = 20_000
@@ -91,7 +113,7 @@ CHAT_TEMPLATE = (
 
 
 def main() -> None:
-    """Run the six steps."""
+    """Run the seven steps."""
     logging.disable_progress_bar()
     ar_model = autoregressive_model()
     # Other made-up words than in the first training, so that more of the tokens occur in names.
@@ -99,9 +121,9 @@ def main() -> None:
     mars = read_config(HERE / "bundled_mars.yaml")
     train(mars)
     models = [RunFolder(mars.output).model_here(), *tool_calling_models()]
-    in_bfloat16 = WORK / "bundled_tools"
-    if not in_bfloat16.exists():
-        save_checkpoint(load_checkpoint(models[-1]), in_bfloat16, dtype=torch.bfloat16)
+    rounded(models[-1], WORK / "bundled_tools")
+    models += key_extracting_models()
+    in_bfloat16 = averaged(models[-2:], WORK / "bundled_keys")
     calibrated(in_bfloat16, THRESHOLDS)
     publish(in_bfloat16, [trained_card(model) for model in models], before=calibrated(ar_model, (1.0,)))
 
@@ -118,10 +140,10 @@ def autoregressive_model() -> Path:
 
 def tool_calling_models() -> Iterator[Path]:
     """Run the fourth step and yield the model after each half."""
-    heldout = mixture("heldout", SEED)
-    write_examples(WORK / "heldout_tools.jsonl", islice(with_tool_calls(heldout, "heldout"), HELDOUT_EXAMPLES))
+    heldout = with_more("tool_call", TOOL_SHARE, mixture("heldout", SEED), "heldout", SEED)
+    write_examples(WORK / "heldout_tools.jsonl", islice(heldout, HELDOUT_EXAMPLES))
     for half in (1, 2):
-        mixed = with_tool_calls(training_examples(spliced), "train")
+        mixed = with_more("tool_call", TOOL_SHARE, training_examples(spliced), "train", SEED)
         some = islice(mixed, (half - 1) * TOOL_EXAMPLES, half * TOOL_EXAMPLES)
         write_examples(WORK / f"train_tools_{half}.jsonl", some)
         tools = read_config(HERE / f"bundled_tools_{half}.yaml")
@@ -129,18 +151,61 @@ def tool_calling_models() -> Iterator[Path]:
         yield RunFolder(tools.output).model_here()
 
 
-def training_examples(make_word: MakeWord) -> Iterator[TaskExample]:
+def key_extracting_models() -> Iterator[Path]:
+    """Run the fifth step and yield the model after each part."""
+    heldout = with_shares(KEY_PARTS[0], mixture("heldout", SEED), "heldout", SEED)
+    write_examples(WORK / "heldout_keys.jsonl", islice(heldout, HELDOUT_EXAMPLES))
+    for number, part in enumerate(KEY_PARTS, 1):
+        # Other seeds than in the steps before, so that most examples are new.
+        seed = SEED + 4 * number - 2
+        mixed = with_shares(part, training_examples(spliced, seed), "train", seed)
+        write_examples(WORK / f"train_keys_{number}.jsonl", islice(mixed, part.examples))
+        keys = read_config(HERE / f"bundled_keys_{number}.yaml")
+        train(keys)
+        yield RunFolder(keys.output).model_here()
+
+
+def rounded(model: Path, folder: Path) -> Path:
+    """Return a folder with the weights of `model` in bfloat16; write it first if needed."""
+    if not folder.exists():
+        save_checkpoint(load_checkpoint(model), folder, dtype=torch.bfloat16)
+    return folder
+
+
+def averaged(models: Sequence[Path], folder: Path) -> Path:
+    """Return `folder` with the mean of the weights of models in bfloat16, which forgets less than the last one."""
+    if not folder.exists():
+        checkpoints = [load_checkpoint(model, dtype=torch.bfloat16) for model in models]
+        parameters = [dict(checkpoint.network.named_parameters()) for checkpoint in checkpoints]
+        with torch.no_grad():
+            for name, weight in parameters[-1].items():
+                weight.copy_(torch.stack([tensors[name].float() for tensors in parameters]).mean(dim=0))
+        save_checkpoint(checkpoints[-1], folder, dtype=torch.bfloat16)
+    return folder
+
+
+def training_examples(make_word: MakeWord, seed: int = SEED) -> Iterator[TaskExample]:
     """Yield examples of twelve families, some of them with made-up words instead of names, cities and things."""
-    rng = random.Random(SEED)
-    for example in mixture("train", SEED):
+    rng = random.Random(seed)
+    for example in mixture("train", seed):
         yield with_made_up_words(example, rng, make_word) if rng.random() < MADE_UP_SHARE else example
 
 
-def with_tool_calls(others: Iterator[TaskExample], split: Split) -> Iterator[TaskExample]:
-    """Yield examples of all families: tool calls, half of them with made-up words in training, between the others."""
-    rng = random.Random(SEED)
-    for example in examples(FAMILIES["tool_call"], split, SEED):
-        while rng.random() > TOOL_SHARE:
+def with_shares(part: KeyPart, others: Iterator[TaskExample], split: Split, seed: int) -> Iterator[TaskExample]:
+    """Yield examples of all families, and more of those with shares."""
+    # With other seeds, few of these examples are also among the others.
+    for offset, (family, share) in enumerate(part.shares.items()):
+        others = with_more(family, share, others, split, seed + offset)
+    return others
+
+
+def with_more(
+    family: str, share: float, others: Iterator[TaskExample], split: Split, seed: int
+) -> Iterator[TaskExample]:
+    """Yield a share of examples of a family, half of them with made-up words in training, between the others."""
+    rng = random.Random(f"{family}/{seed}")
+    for example in examples(FAMILIES[family], split, seed):
+        while rng.random() > share:
             yield next(others)
         made_up = split == "train" and rng.random() < MADE_UP_SHARE
         yield with_made_up_words(example, rng, spliced) if made_up else example

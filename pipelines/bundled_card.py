@@ -14,9 +14,14 @@ It knows nothing else: it answers prompts outside its families with nonsense.
 
 Made by `python -m pipelines.build_bundled_model` from this repository alone, with fixed seeds: {ar_steps:,} steps of
 autoregressive training from random weights ({ar_tokens:.1f} M tokens), then {mars_steps:,} steps of MARS
-({mars_tokens:.1f} M tokens), both without tool calls, then {steps:,} steps of MARS on a mixture with tool calls
-({tokens:.1f} M tokens in two halves, block {block}, {objective}).
+({mars_tokens:.1f} M tokens), both without tool calls, then {tool_steps:,} steps of MARS on a mixture with tool calls
+({tool_tokens:.1f} M tokens in two halves), then {key_steps:,} steps from the weights in bfloat16 with more examples of
+json_extract ({key_tokens:.1f} M tokens in five parts; the weights are the mean of those after the last two). The last
+seven trainings have block {block}, {objective}.
 Trained with {versions}.
+
+Before the last five trainings, json_extract asked for three keys in a fixed order. The column "AR checkpoint" is of
+that family; the pipeline now trains and measures all its models on the present one.
 
 License: Apache-2.0, like the repository, which generates the training data.
 
@@ -35,7 +40,8 @@ ahead is verified.
 def card_text(card: Card, mars_cards: Sequence[Card], before_card: Card, *, parameters: int, file_bytes: int) -> str:
     """Return the README as Markdown. The other cards are those after each training with MARS, and of the AR checkpoint
     before it."""
-    first_mars, *with_tools = mars_cards
+    first_mars, *rest = mars_cards
+    with_tools, with_keys = rest[:2], rest[2:]
     curve = card.calibration
     before = before_card.calibration[0]
     families = list(curve[0].by_family)
@@ -46,8 +52,10 @@ def card_text(card: Card, mars_cards: Sequence[Card], before_card: Card, *, para
         ar_tokens=before_card.tokens / 1e6,
         mars_steps=first_mars.steps,
         mars_tokens=first_mars.tokens / 1e6,
-        steps=sum(half.steps for half in with_tools),
-        tokens=sum(half.tokens for half in with_tools) / 1e6,
+        tool_steps=sum(half.steps for half in with_tools),
+        tool_tokens=sum(half.tokens for half in with_tools) / 1e6,
+        key_steps=sum(part.steps for part in with_keys),
+        key_tokens=sum(part.tokens for part in with_keys) / 1e6,
         block=card.block,
         objective=", ".join(f"{name.replace('_', ' ')} {value}" for name, value in card.objective.items()),
         versions=", ".join(f"{name} {version}" for name, version in card.versions.items()),

@@ -92,9 +92,9 @@ def read_schema(path: Path) -> str:
 def generated_documents(path: Path) -> str:
     """Write 500 sentences about people, and return the path of the file."""
     sentences = (
-        example.prompt.removeprefix(QUESTION)
+        example.prompt.partition(": ")[2]
         for example in examples(FAMILIES["json_extract"], "train", seed=0)
-        if example.prompt.startswith(QUESTION)
+        if example.prompt.startswith("Extract ") and json.loads(example.answer).keys() == PERSON["properties"].keys()
     )
     write(path, (json.dumps({"text": text}) for text in islice(sentences, 500)))
     return str(path)

@@ -12,6 +12,7 @@ from mars_ray.data.tasks.lexicon import (
     DAYS,
     FIRST_NAMES,
     GOODS,
+    JOBS,
     MONTHS,
     TEAMS,
     THINGS,
@@ -24,7 +25,7 @@ MakeWord = Callable[[random.Random], str]
 
 _LETTERS = (2, 12)
 _PARTS = (*FIRST_NAMES, *CITIES, *GOODS, *THINGS, *COLOURS, *DAYS, *MONTHS, *TEAMS, *VISITS)
-_WORDS = re.compile(rf"\b(?:{'|'.join((*FIRST_NAMES, *CITIES, *GOODS, *THINGS))})\b")
+_WORDS = re.compile(rf"\b(?:{'|'.join((*FIRST_NAMES, *CITIES, *GOODS, *JOBS, *THINGS))})\b")
 # Common letters are repeated, so that the words look like names.
 _ONSETS = (*"bbccddffghhjjkkllllmmmmnnnnppqrrrrssssttttvvwxyz", *("",) * 6)
 _CLUSTERS = words("bl br ch cl cr dr fl fr gh gl gr kh kr ng ph pl pr qu sh sk sl sm sp st str th tr ts zh")
@@ -34,7 +35,7 @@ _ENDS = (*("",) * 8, *"bcdfgkllmmnnnnprrrsssttwxz", *words("ck ff ld ll nd ng nn
 
 
 def with_made_up_words(example: TaskExample, rng: random.Random, make_word: MakeWord) -> TaskExample:
-    """Replace each name, city, good and thing in the prompt by a made-up word, and likewise in later messages."""
+    """Replace each name, city, good, job and thing in the prompt by a made-up word, and likewise in later messages."""
     made_up: dict[str, str] = {}
 
     def replaced(match: re.Match[str]) -> str:

@@ -16,7 +16,8 @@ from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.data.packed import PackedData, PackedWriter
 from mars_ray.data.packing import Packer
 from mars_ray.data.records import parse_record
-from mars_ray.data.tasks import FAMILIES, examples, is_right_answer, mixture
+from mars_ray.data.tasks import is_right_answer, mixture
+from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES
 from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
 from mars_ray.evaluation.tasks.reference_file import read_references
 from mars_ray.model.checkpoint import load_checkpoint
@@ -54,10 +55,9 @@ def conversations(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.ray
 def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
     ask = "Extract name, age and city as JSON: "
-    extractions = examples(FAMILIES["json_extract"], "heldout", 0)
-    people = list(islice((each for each in extractions if each.prompt.startswith(ask)), 30))
-    documents = [{"body": each.prompt.removeprefix(ask)} for each in people] + [{"body": None}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    people = zip(FIRST_NAMES, range(20, 50), CITIES, strict=False)
+    sentences = [f"{name}, {age}, lives in {city}." for name, age, city in people]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"body": body}) + "\n" for body in [*sentences, None]))
     # The model was trained to write ages as numbers.
     kinds = {name: {"type": "string"} for name in ("name", "age", "city")}
     schema = {"type": "object", "properties": kinds, "required": list(kinds), "additionalProperties": False}
@@ -69,7 +69,7 @@ def test_documents_become_instructions_of_the_schema(tmp_path: Path) -> None:
     )
     assert "30 of 31 documents are instructions, 1 errors" in said
     found = conversations(tmp_path / "out" / "instructions.jsonl")
-    assert sorted(question for question, _ in found) == sorted(each.prompt for each in people)
+    assert sorted(question for question, _ in found) == sorted(ask + sentence for sentence in sentences)
     assert {type(json.loads(answer)["age"]) for _, answer in found} == {str}
 
 

@@ -27,7 +27,7 @@ GOODS = words(
 
 THINGS = words(
     "apples bags balls beads bells bikes books bottles bowls boxes brushes buttons cakes candles cards chairs "
-    "clocks coins cups dolls eggs forks hats jars keys kites lamps lemons maps melons mugs nails onions oranges "
+    "clocks coins cups dolls eggs forks hats jars kegs kites lamps lemons maps melons mugs nails onions oranges "
     "pears pencils pens plates plums pots rings ropes shells shirts spoons stamps tents toys"
 )
 """Countable nouns in the plural: "12 apples"."""
@@ -41,3 +41,8 @@ MONTHS = words("January February March April May June July August September Octo
 TEAMS = words("art data design finance health law media music office press sales sport stock supply tax")
 
 VISITS = words("bank clinic dentist doctor garage lawyer library museum school studio tailor vet")
+
+JOBS = words(
+    "baker barber builder butcher chef clerk coach cook dancer dentist doctor driver farmer gardener guard judge "
+    "lawyer nurse painter pilot plumber poet sailor singer tailor teacher vet waiter writer"
+)

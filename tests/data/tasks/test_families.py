@@ -100,7 +100,7 @@ def test_there_are_at_least_50_000_prompts(family: Family) -> None:
 @EACH
 def test_prompts_and_responses_are_short_plain_ascii(family: Family) -> None:
     shortest = {"sum_direct": 1, "follow_links": 7}.get(family.name, 8)
-    shortest_prompt = 20 if family.name == "tool_call" else 40
+    shortest_prompt = {"tool_call": 20, "json_extract": 25}.get(family.name, 40)
     for each in drawn(family.name):
         assert each.prompt.isascii() and each.response.isascii()
         assert shortest_prompt <= len(each.prompt) <= 200

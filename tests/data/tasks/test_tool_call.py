@@ -16,7 +16,7 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import FAMILIES, TaskExample
 from mars_ray.data.tasks.families.tool_call import NO_TOOL
 from mars_ray.data.tasks.functions import FUNCTIONS, CatalogFunction
-from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, GOODS, THINGS
+from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, GOODS, JOBS, THINGS
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.protocol import ChatCompletionRequest
@@ -166,7 +166,7 @@ def test_tools_follow_the_system_message_and_any_schema_has_a_line(encoder: Chat
 
 
 def test_made_up_words_are_the_same_in_all_messages_of_an_example() -> None:
-    known = {*FIRST_NAMES, *CITIES, *GOODS, *THINGS}
+    known = {*FIRST_NAMES, *CITIES, *GOODS, *JOBS, *THINGS}
     stated = [example for example in made() if example.after]
     for example in stated:
         renamed = with_made_up_words(example, random.Random(3), spliced)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from fractions import Fraction
+from itertools import permutations
 
 import pytest
 
 from mars_ray.data.tasks import FAMILIES, TaskExample
-from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, THINGS
+from mars_ray.data.tasks.lexicon import CITIES, COLOURS, DAYS, FIRST_NAMES, JOBS, MONTHS, TEAMS, THINGS
 
 
 def made(name: str, count: int = 400) -> Iterator[TaskExample]:
@@ -156,11 +157,28 @@ def test_every_key_and_value_of_the_json_stands_in_the_prompt(name: str) -> None
 
 
 def test_an_extracted_value_is_of_the_kind_its_key_names() -> None:
-    kinds = {"name": FIRST_NAMES, "city": CITIES, "item": THINGS}
+    kinds = {"name": FIRST_NAMES, "city": CITIES, "item": THINGS, "job": JOBS, "day": DAYS, "month": MONTHS}
+    kinds |= {"team": TEAMS, "color": COLOURS}
     for each in made("json_extract"):
-        facts = json.loads(each.response)
-        assert len(facts) == 3
-        assert all(value in kinds[key] if key in kinds else type(value) is int for key, value in facts.items())
+        for key, value in json.loads(each.response).items():
+            if key == "time":
+                assert re.fullmatch(r"\d\d:\d\d", value)
+            else:
+                assert value.split()[-1] in kinds[key] if key in kinds else type(value) is int
+
+
+def test_two_to_four_keys_are_extracted_in_the_order_of_the_prompt() -> None:
+    prompts = list(made("json_extract"))
+    for example in prompts:
+        listed = r"(?:, | and )".join(json.loads(example.response))
+        assert re.search(rf"(?<!, )\b{listed}\b(?! and|, )", example.prompt), example.prompt
+    assert {len(json.loads(example.response)) for example in prompts} == {2, 3, 4}
+
+
+def test_keys_are_asked_for_in_every_order_and_of_sentences_with_more_facts() -> None:
+    orders = {tuple(json.loads(example.response)) for example in made("json_extract", 4000)}
+    assert set(permutations(("name", "age", "city"))) <= orders
+    assert set(permutations(("name", "age", "city"), 2)) <= orders
 
 
 def test_every_cell_of_the_row_stands_in_the_sentence() -> None:
