@@ -13,7 +13,7 @@ from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, words
 from mars_ray.data.tasks.split import mixture
 from pipelines.made_up_words import syllables
 
-EXAMPLES = 200
+EXAMPLES = 600
 PEOPLE = words(
     "Aaliyah Abdul Ada Ahmed Aisha Akira Alejandro Amara Amelia Andrei Ann Anya Aoife Arjun Astrid Beatrice Bjorn Bob "
     "Caitlin Camille Carlos Chiara Chloe Declan Diego Dmitri Edward Eleanor Elif Elizabeth Emeka Emily Esther Fatima "
@@ -61,4 +61,4 @@ def test_names_it_was_never_trained_on_are_copied_right(new_name: Callable[[str,
         for (example, copied), answer in zip(examples, answers, strict=True)
         if not copied <= set(re.findall(r"\w+", answer.text))
     ]
-    assert len(wrong) <= 0.05 * EXAMPLES, wrong
+    assert len(wrong) <= 0.08 * EXAMPLES, wrong

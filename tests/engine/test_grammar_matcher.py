@@ -64,7 +64,7 @@ def test_a_grammar_that_is_too_long_or_of_no_known_kind_is_refused() -> None:
         regex("a" * (GRAMMAR_CHARACTERS_MAX + 1))
     with pytest.raises(RequestError, match="the kind of a grammar is 'gbnf'"):
         GrammarSpec(kind="gbnf", text="root ::= x")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="grammar is str"):
+    with pytest.raises(RequestError, match=r"grammar is '\[0-9\]'; it must be a GrammarSpec"):
         request(1, [5], grammar="[0-9]")
 
 

@@ -226,10 +226,14 @@ def test_the_command_writes_the_calibration_and_nothing_else(folder: Path, mars_
         (["--examples", "0"], None, "examples is 0"),
         (["--max-tokens", "0"], None, "max_tokens is 0"),
         ([], "", "holds no prompt"),
-        ([], '{"prompt": "a"}\n{"promt": "b"}\n{"prompt": "c"}\n', "record 2: message 0 needs"),
+        ([], '{"prompt": "a"}\n{"promt": "b"}\n{"prompt": "c"}\n', "record 2: it has neither 'prompt' nor 'messages'"),
         ([], '{"prompt": "a"}\n', "too few prompts for 3 samples"),
         ([], '{"prompt": "a"}\n' * 3 + json.dumps({"prompt": "word " * 3000}), "record 4: the prompt has"),
-        ([], '{"messages": [{"role": "critic", "content": "a"}]}\n' * 3, "record 1: message 0 has the role 'critic'"),
+        (
+            [],
+            '{"messages": [{"role": "critic", "content": "a"}]}\n' * 3,
+            "record 1: messages.0 has the unknown 'role' 'critic'",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_leaves_the_card(

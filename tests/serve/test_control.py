@@ -69,7 +69,7 @@ def test_the_state_names_replicas_thresholds_and_reasons(running: Served, operat
     state = operator.get("/control").json()
     assert [(each["name"], each["threshold"], each["floor"]) for each in state["classes"]] == [
         ("gold", 0.99, 0.95),
-        ("batch", 0.99, 0.9),  # calibration forbids what the config file would allow
+        ("batch", 0.99, 0.85),  # calibration forbids what the config file would allow
     ]
     assert {each["reason"] for each in state["classes"]} == {"fixed"}
     assert [each["replica"] for each in state["replicas"]] == ["test"]
