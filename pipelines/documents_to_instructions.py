@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
@@ -36,7 +37,7 @@ from pipelines.pipeline_files import conversation, rows_in, write
 QUESTION = "Extract name, age and city as JSON: "
 """A question in the form that the bundled model was trained on."""
 
-PERSON = {
+PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "minLength": 1},

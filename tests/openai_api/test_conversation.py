@@ -60,7 +60,7 @@ def test_the_format_of_calls_is_found_in_the_template(name: str | None, template
 def test_an_unknown_format_of_calls_is_refused_with_the_setting_that_names_it() -> None:
     model = answer_format(TEMPLATES[None], {})
     body = body_of(tools=TOOLS)
-    with pytest.raises(RequestError, match=r"a format that this server does not know.*set tool_call_parser"):
+    with pytest.raises(RequestError, match=r"an unknown format.*set tool_call_parser"):
         conversation(body.messages, tools_of(body, RequestLimits()), model)
 
 
