@@ -164,7 +164,7 @@ def test_an_answer_comes_back_as_openais_clients_send_it(plain: httpx2.Client, t
 @pytest.mark.parametrize(
     ("turn", "said"),
     [
-        ({"content": None, "tool_calls": [{"id": "1"}]}, "tool_calls.0.type is missing"),
+        ({"content": None, "tool_calls": [{"id": "1"}]}, "tool_calls.0.function is missing"),
         ({"content": None, "function_call": {"name": "f"}}, "function_call.arguments is missing"),
         ({"content": None, "audio": {"id": "1"}}, "audio"),
         ({"content": "a", "refusal": "b"}, "either content or refusal"),
