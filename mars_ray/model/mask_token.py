@@ -6,6 +6,7 @@ Never: changes the embedding of another token, or the state of a random generato
 """
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MASK_TOKEN = "<|mask|>"
@@ -21,21 +22,40 @@ def ensure_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     usually gets one of these; otherwise the network grows. The token's row and all added rows start as the mean of the
     other tokens' rows.
     """
-    known_ids = sorted(set(tokenizer.get_vocab().values()))
-    taken = tokenizer.mask_token is None and MASK_TOKEN not in tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()  # once, because a copy of a large one takes 0.1 s
+    known_ids = sorted(set(vocabulary.values()))
+    taken = tokenizer.mask_token is None and MASK_TOKEN not in vocabulary
     if tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
     mask_id = int(tokenizer.mask_token_id)
     rows = network.get_input_embeddings().weight.shape[0]
     new_rows = [mask_id] if taken else []
     if mask_id >= rows:
-        network.resize_token_embeddings(
-            max(tokenizer.get_vocab().values()) + 1, pad_to_multiple_of=_ROWS_MULTIPLE, mean_resizing=False
-        )
-        new_rows = list(range(rows, network.get_input_embeddings().weight.shape[0]))
+        _grow(network, _ROWS_MULTIPLE * -(-(mask_id + 1) // _ROWS_MULTIPLE))
+        new_rows = list(range(rows, network.get_input_embeddings().num_embeddings))
     if new_rows:
         _set_to_mean(network, new_rows, [token_id for token_id in known_ids if token_id < rows])
     return mask_id
+
+
+@torch.no_grad()
+def _grow(network: PreTrainedModel, rows: int) -> None:
+    """Append rows of undefined values to all tables. `resize_token_embeddings` would first fill new tables with random
+    numbers, which takes seconds."""
+    inputs, head = network.get_input_embeddings(), network.get_output_embeddings()
+    tied = head is not None and head.weight is inputs.weight
+    inputs.weight, inputs.num_embeddings = _longer(inputs.weight, rows), rows
+    if head is not None:
+        head.weight, head.out_features = inputs.weight if tied else _longer(head.weight, rows), rows
+        if getattr(head, "bias", None) is not None:
+            head.bias = _longer(head.bias, rows)
+    network.config.get_text_config().vocab_size = network.vocab_size = rows
+
+
+def _longer(table: nn.Parameter, rows: int) -> nn.Parameter:
+    longer = table.new_empty(rows, *table.shape[1:])
+    longer[: len(table)] = table
+    return nn.Parameter(longer, requires_grad=table.requires_grad)
 
 
 @torch.no_grad()
