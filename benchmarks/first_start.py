@@ -68,9 +68,11 @@ class Contender:
 
 def start(contender: Contender, model: Path, quantize: str, cache: Path) -> dict[str, float]:
     """Start the model once, and return the times in seconds."""
-    environment = os.environ | {"PYTHONPATH": str(contender.checkout.resolve()), "XDG_CACHE_HOME": str(cache)}
+    checkout = contender.checkout.resolve()
+    environment = os.environ | {"PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-c", contender.code, str(model), quantize]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    # In the checkout, because Python looks for packages in the working directory first.
+    done = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
     times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return times
 
