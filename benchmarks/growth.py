@@ -294,7 +294,7 @@ def serve(sender: Connection) -> None:
     from mars_ray.openai_api.model_info import ModelInfo
     from mars_ray.serve.deploy.serve_config import parse_config
     from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-    from mars_ray.serve.http.served_models import ModelClients, ServedModels
+    from mars_ray.platform.models.served_models import ModelClients, ServedModels
     from mars_ray.serve.replicas.engine_client import LocalEngineClient
     from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 

@@ -27,16 +27,16 @@ from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.program import run_program
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.http.served_models import ModelClients, ServedModels
+from mars_ray.platform.models.served_models import ModelClients, ServedModels
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.usage_limits import UsageLimits
+from mars_ray.platform.accounts.usage_limits import UsageLimits
 from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
-from mars_ray.serve.usage.ledger import UsageLedger
-from mars_ray.serve.usage.ledger_files import usage_folder
-from mars_ray.serve.usage.meter import MeterLink, UsageMeter
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.usage.ledger import UsageLedger
+from mars_ray.platform.usage.ledger_files import usage_folder
+from mars_ray.platform.usage.meter import MeterLink, UsageMeter
 
 OFF, COUNTED, LIMITED = "off", "counted", "counted and limited"
 BODY = {"model": "bundled", "prompt": "Ann", "max_tokens": 1}
@@ -57,7 +57,7 @@ def link_to(storage: str, use_ray: bool) -> MeterLink:
     if not use_ray:
         return UsageMeter(UsageLedger(usage_folder(storage)))
     from mars_ray.ray_cluster import connect
-    from mars_ray.serve.ray.ray_meter import RayMeter
+    from mars_ray.platform.ray.ray_meter import RayMeter
 
     connect()
     return RayMeter("usage-cost", storage)

@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.audit import audit
+from mars_ray.platform.cli.audit import audit
 from mars_ray.cli.bench import bench_app
 from mars_ray.cli.control import status, threshold_app
 from mars_ray.cli.demo import demo
 from mars_ray.cli.evaluate import evaluate
 from mars_ray.cli.generate import generate
-from mars_ray.cli.keys import accounts_app, keys_app
-from mars_ray.cli.models import models_app
+from mars_ray.platform.cli.keys import accounts_app, keys_app
+from mars_ray.platform.cli.models import models_app
 from mars_ray.cli.plan import plan
 from mars_ray.cli.serve import serve
 from mars_ray.cli.simulate import simulate
 from mars_ray.cli.training import calibrate, prepare, train
-from mars_ray.cli.usage import usage
+from mars_ray.platform.cli.usage import usage
 from mars_ray.program import run_program
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from mars_ray.anthropic_api.protocol import ConversationMessage, Tool
+from mars_ray.platform.anthropic.protocol import ConversationMessage, Tool
 from mars_ray.chat.client_fields import (
     ANTHROPIC_MESSAGE_FIELDS,
     ASSISTANT_FIELDS,

@@ -12,7 +12,7 @@ import uvicorn
 
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.callers import Callers
+from mars_ray.platform.accounts.callers import Callers
 from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.serve.middleware.scope import OPEN_PATHS
 

@@ -25,17 +25,17 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-from mars_ray.serve.http.batch_app import make_batch_runner, make_stores
+from mars_ray.platform.batches.batch_app import make_batch_runner, make_stores
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.http.response_store import ResponseStore, StoredResponse, Turn
-from mars_ray.serve.http.served_models import ModelClients, ServedModels
+from mars_ray.platform.responses.response_store import ResponseStore, StoredResponse, Turn
+from mars_ray.platform.models.served_models import ModelClients, ServedModels
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
-from mars_ray.serve.usage.ledger import UsageLedger
-from mars_ray.serve.usage.ledger_files import usage_folder
-from mars_ray.serve.usage.meter import MeterLink, UsageMeter
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.usage.ledger import UsageLedger
+from mars_ray.platform.usage.ledger_files import usage_folder
+from mars_ray.platform.usage.meter import MeterLink, UsageMeter
 from tests.serve.stalls.stalls import longest_s, watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from mars_ray.serve.middleware.callers import Callers
+from mars_ray.platform.accounts.callers import Callers
 from mars_ray.serve.middleware.key_store import LiveKeys, open_audit_log, open_key_store
 from tests.factories.clock import Clock
 from tests.samples import Cli

@@ -21,16 +21,16 @@ from mars_ray.control.cluster_load import Backlog
 from mars_ray.errors import OutputError, RequestError, UnavailableError
 from mars_ray.openai_api.batches_protocol import BATCH_URLS, BatchRequest
 from mars_ray.openai_api.storage_limits import StorageLimits
-from mars_ray.serve.batches import batch_run, row_calls, runner
-from mars_ray.serve.batches.batch_figures import BatchCounts, FiguresFile
-from mars_ray.serve.batches.batch_run import BatchRun, BatchTools
-from mars_ray.serve.batches.batch_store import BatchStore, StoredBatch
-from mars_ray.serve.batches.batch_usage import UsageSum
-from mars_ray.serve.batches.file_store import FileStore
-from mars_ray.serve.batches.input_file import BatchRow
-from mars_ray.serve.batches.row_calls import RouteAnswer, RowCalls
-from mars_ray.serve.batches.runner import BatchRunner
-from mars_ray.serve.batches.storage_paths import BatchFolders, open_blocks, result_id
+from mars_ray.platform.batches import batch_run, row_calls, runner
+from mars_ray.platform.batches.batch_figures import BatchCounts, FiguresFile
+from mars_ray.platform.batches.batch_run import BatchRun, BatchTools
+from mars_ray.platform.batches.batch_store import BatchStore, StoredBatch
+from mars_ray.platform.batches.batch_usage import UsageSum
+from mars_ray.platform.batches.file_store import FileStore
+from mars_ray.platform.batches.input_file import BatchRow
+from mars_ray.platform.batches.row_calls import RouteAnswer, RowCalls
+from mars_ray.platform.batches.runner import BatchRunner
+from mars_ray.platform.batches.storage_paths import BatchFolders, open_blocks, result_id
 from mars_ray.storage import driver_lease
 from tests.factories.clock import Clock
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from mars_ray.cli.keys import accounts_app, keys_app
+from mars_ray.platform.cli.keys import accounts_app, keys_app
 from mars_ray.errors import ConfigError, DataError, OutputError
 from mars_ray.serve.middleware.api_keys import digest
 from mars_ray.serve.middleware.key_store import open_audit_log, open_key_store

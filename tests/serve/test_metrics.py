@@ -21,8 +21,8 @@ from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.batches.batch_figures import STALE_S, BatchFigures, FiguresFile
-from mars_ray.serve.batches.storage_paths import BatchFolders
+from mars_ray.platform.batches.batch_figures import STALE_S, BatchFigures, FiguresFile
+from mars_ray.platform.batches.storage_paths import BatchFolders
 from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics, openmetrics_text

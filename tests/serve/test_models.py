@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from mars_ray.errors import ConfigError, MarsRayError, ServeError, UnknownNameError
 from mars_ray.serve.deploy.model_settings import AddedModel
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-from mars_ray.serve.models.applications import ApplicationState
-from mars_ray.serve.models.canary import FAILURES, CanaryJudge, CanaryReport
-from mars_ray.serve.models.directory import Directory, ServedModel
-from mars_ray.serve.models.manager import GATEWAY_S, GIB, ModelManager
-from mars_ray.serve.models.registry import Canary, Registry
+from mars_ray.platform.models.applications import ApplicationState
+from mars_ray.platform.models.canary import FAILURES, CanaryJudge, CanaryReport
+from mars_ray.platform.models.directory import Directory, ServedModel
+from mars_ray.platform.models.manager import GATEWAY_S, GIB, ModelManager
+from mars_ray.platform.models.registry import Canary, Registry
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import VersionedDocument
 

@@ -11,7 +11,7 @@ from openai.types.chat import chat_completion_message_param
 from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import ValidationError
 
-from mars_ray.anthropic_api.error_body import uses_messages_api
+from mars_ray.platform.anthropic.error_body import uses_messages_api
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits

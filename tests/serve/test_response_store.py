@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mars_ray.errors import RequestError, ResponseNotFoundError, UnavailableError
-from mars_ray.serve.http.response_store import (
+from mars_ray.platform.responses.response_store import (
     DAY_SECONDS,
     ROW_BYTES,
     ResponseStore,

@@ -20,11 +20,11 @@ from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.model_settings import AddedModel
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.http.served_models import ModelClients, ServedModels
-from mars_ray.serve.models.applications import ApplicationState
-from mars_ray.serve.models.canary import CanaryReport
-from mars_ray.serve.models.directory import Directory, ServedVersion
-from mars_ray.serve.models.manager import ModelManager
+from mars_ray.platform.models.served_models import ModelClients, ServedModels
+from mars_ray.platform.models.applications import ApplicationState
+from mars_ray.platform.models.canary import CanaryReport
+from mars_ray.platform.models.directory import Directory, ServedVersion
+from mars_ray.platform.models.manager import ModelManager
 from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.storage.audit_log import AuditLog

@@ -100,7 +100,7 @@ def test_the_endpoint_makes_no_requests_but_for_the_keys_of_a_provider() -> None
     clients = ("requests", "urllib.request", "urllib3", "http", "httpx", "httpx2", "aiohttp", "websockets", "ftplib")
     found = files_that_import(*clients, "smtplib", "huggingface_hub")
     assert [file for file in found if file.startswith(("serve/", "engine/"))] == ["serve/middleware/provider_keys.py"]
-    users = files_that_import("mars_ray.serve.middleware.provider_keys")
+    users = files_that_import("mars_ray.platform.accounts.provider_keys")
     assert users == {"serve/middleware/callers.py"}, "which makes them only with `oidc`"
     jwks_clients = {name for tree in SOURCES.values() for name, _ in calls_in(tree) if "PyJWKClient" in name}
     assert jwks_clients == set(), "it fetches whenever strangers send an unknown key id"

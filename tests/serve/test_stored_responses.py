@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from mars_ray.serve.http.response_store import DAY_SECONDS, ResponseStore
+from mars_ray.platform.responses.response_store import DAY_SECONDS, ResponseStore
 from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
 from tests.serve.endpoint_samples import ANSWER, MESSAGES

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError
-from mars_ray.serve.deploy.oidc_settings import OidcClaims, OidcSettings
+from mars_ray.platform.accounts.oidc_settings import OidcClaims, OidcSettings
 from mars_ray.serve.deploy.serve_config import check_exposure, parse_config
-from mars_ray.serve.middleware import provider_keys
-from mars_ray.serve.middleware.callers import Callers
+from mars_ray.platform.accounts import provider_keys
+from mars_ray.platform.accounts.callers import Callers
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.provider_keys import REFETCH_S, RENEW_S, STALE_S, ProviderKeys
+from mars_ray.platform.accounts.provider_keys import REFETCH_S, RENEW_S, STALE_S, ProviderKeys
 from tests.factories.clock import Clock
 from tests.serve.access_samples import HOST, Client, Inner, access, bearer, call, scope_of
 from tests.serve.issuer_samples import AUDIENCE, EC, RSA, Issuer, issuer

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from mars_ray.errors import QueueFullError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.deploy.token_prices import TokenPrices
+from mars_ray.platform.usage.token_prices import TokenPrices
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.usage_limits import UsageLimits
-from mars_ray.serve.usage import gateway_meter, record_spool
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
-from mars_ray.serve.usage.ledger import UsageLedger
-from mars_ray.serve.usage.ledger_view import LedgerView
-from mars_ray.serve.usage.meter import MeterMessage, MeterReply, UsageMeter
-from mars_ray.serve.usage.usage_report import COLUMNS, UsageQuery
-from mars_ray.serve.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, day_of
+from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.platform.usage import gateway_meter, record_spool
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.usage.ledger import UsageLedger
+from mars_ray.platform.usage.ledger_view import LedgerView
+from mars_ray.platform.usage.meter import MeterMessage, MeterReply, UsageMeter
+from mars_ray.platform.usage.usage_report import COLUMNS, UsageQuery
+from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, day_of
 
 FOREVER = UsageQuery("0000-01-01", "9999-12-31", COLUMNS)
 NOON = 1_764_072_000.0

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from mars_ray.errors import UnavailableError
-from mars_ray.serve.usage import ledger_files
-from mars_ray.serve.usage.ledger import DELETE_S, FRESH_S, REMEMBERED_S, UsageLedger
-from mars_ray.serve.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, add_up
+from mars_ray.platform.usage import ledger_files
+from mars_ray.platform.usage.ledger import DELETE_S, FRESH_S, REMEMBERED_S, UsageLedger
+from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, add_up
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import create_file
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mars_ray.serve.middleware.usage_limits import UsageLimits
-from mars_ray.serve.usage.limiter import (
+from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.platform.usage.limiter import (
     SILENT_S,
     Granted,
     LimitedRequest,
@@ -18,7 +18,7 @@ from mars_ray.serve.usage.limiter import (
     RecentRequest,
     UsageLimiter,
 )
-from mars_ray.serve.usage.minute_window import MinuteWindow
+from mars_ray.platform.usage.minute_window import MinuteWindow
 
 DAY = "2026-11-25"
 HOLDER = "key:ada"

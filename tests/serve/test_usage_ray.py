@@ -12,11 +12,11 @@ import psutil
 import pytest
 from openai import APIError, OpenAI, RateLimitError
 
-from mars_ray.serve.ray.ray_meter import RayMeter, remove_meter
-from mars_ray.serve.usage.ledger import UsageLedger
-from mars_ray.serve.usage.ledger_files import usage_folder
-from mars_ray.serve.usage.usage_report import COLUMNS, UsageQuery
-from mars_ray.serve.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord
+from mars_ray.platform.ray.ray_meter import RayMeter, remove_meter
+from mars_ray.platform.usage.ledger import UsageLedger
+from mars_ray.platform.usage.ledger_files import usage_folder
+from mars_ray.platform.usage.usage_report import COLUMNS, UsageQuery
+from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord
 from tests.serve.cluster_samples import GATEWAY, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.key_samples import add_key
 

@@ -22,8 +22,8 @@ from mars_ray.model.resolve import short_name
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.serve.deploy.model_settings import AddedModel, ModelSettings
-from mars_ray.serve.deploy.oidc_settings import OidcSettings
-from mars_ray.serve.deploy.token_prices import TokenPrices
+from mars_ray.platform.accounts.oidc_settings import OidcSettings
+from mars_ray.platform.usage.token_prices import TokenPrices
 
 T = TypeVar("T", bound=ModelSettings)
 

@@ -68,7 +68,7 @@ from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProce
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.request_trace import Operation
 from mars_ray.serve.replicas.engine_client import EngineClient
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.traces.engine_call import EngineCall
 
 MakeBuilder = Callable[[ResponseMetadata, AnswerPlan, Sequence[int]], ResponseBuilder]

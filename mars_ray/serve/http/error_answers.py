@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from mars_ray.anthropic_api.error_body import error_body
+from mars_ray.platform.anthropic.error_body import error_body
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error

@@ -19,25 +19,25 @@ from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.errors import UnavailableError
-from mars_ray.serve.batches.batch_figures import BatchFigures
+from mars_ray.platform.batches.batch_figures import BatchFigures
 from mars_ray.serve.deploy.serve_config import ServeConfig
-from mars_ray.serve.http.admin_routes import Administration
-from mars_ray.serve.http.batch_app import make_stores
-from mars_ray.serve.http.batch_routes import Stores
+from mars_ray.platform.accounts.admin_routes import Administration
+from mars_ray.platform.batches.batch_app import make_stores
+from mars_ray.platform.batches.batch_routes import Stores
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_metrics import ROUTES, GatewayMetrics, merge_metrics
-from mars_ray.serve.http.response_store import ResponseStoreClient
+from mars_ray.platform.responses.response_store import ResponseStoreClient
 from mars_ray.serve.http.routes import make_app
-from mars_ray.serve.http.served_models import ServedModels
+from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.admission import RetryAfter
-from mars_ray.serve.middleware.callers import Callers
+from mars_ray.platform.accounts.callers import Callers
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.middleware.key_store import LiveKeys, open_audit_log, open_key_store
 from mars_ray.serve.middleware.scope import OPEN_PATHS, Headers
 from mars_ray.serve.replicas.engine_client import EngineClient
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.traces.trace_settings import traces_are_on
 from mars_ray.web.pages import open_paths
 

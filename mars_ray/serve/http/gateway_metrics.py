@@ -14,11 +14,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.serve.batches.batch_figures import BatchFigures
-from mars_ray.serve.http.batch_metrics import BatchMetrics
+from mars_ray.platform.batches.batch_figures import BatchFigures
+from mars_ray.platform.batches.batch_metrics import BatchMetrics
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_metrics import SECONDS, openmetrics_text
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
 
 ROUTES = frozenset(
     (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from mars_ray.anthropic_api.error_body import error_body, uses_messages_api
+from mars_ray.platform.anthropic.error_body import error_body, uses_messages_api
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.request import Request as EngineRequest
@@ -28,7 +28,7 @@ from mars_ray.openai_api.responses_translate import responses_error
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.streams import DONE, NamedEvent, sent_event
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.traces.engine_call import EngineCall
 
 MAX_RUNNING_CHOICES = 32

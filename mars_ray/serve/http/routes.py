@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.anthropic_api.error_body import MessagesErrorResponse
-from mars_ray.anthropic_api.protocol import CountTokensRequest, MessagesRequest, TokenCount
-from mars_ray.anthropic_api.responses import MessageResponse
+from mars_ray.platform.anthropic.error_body import MessagesErrorResponse
+from mars_ray.platform.anthropic.protocol import CountTokensRequest, MessagesRequest, TokenCount
+from mars_ray.platform.anthropic.responses import MessageResponse
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
@@ -33,17 +33,17 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.serve.http.admin_routes import Administration, admin_routes
-from mars_ray.serve.http.batch_routes import Stores, batch_routes
+from mars_ray.platform.accounts.admin_routes import Administration, admin_routes
+from mars_ray.platform.batches.batch_routes import Stores, batch_routes
 from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.error_answers import add_error_handlers
-from mars_ray.serve.http.messages import answer_messages, count_tokens
-from mars_ray.serve.http.model_routes import model_routes
-from mars_ray.serve.http.response_store import ResponseStoreClient
-from mars_ray.serve.http.responses import responses_routes
-from mars_ray.serve.http.served_models import ServedModels
-from mars_ray.serve.http.usage_routes import usage_routes
+from mars_ray.platform.anthropic.messages import answer_messages, count_tokens
+from mars_ray.platform.models.model_routes import model_routes
+from mars_ray.platform.responses.response_store import ResponseStoreClient
+from mars_ray.platform.responses.routes import responses_routes
+from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.platform.usage.usage_routes import usage_routes
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.anthropic_api.error_body import error_body, uses_messages_api
+from mars_ray.platform.anthropic.error_body import error_body, uses_messages_api
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
@@ -30,7 +30,7 @@ from mars_ray.serve.middleware.admission import Admission
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
 from mars_ray.serve.middleware.api_keys import Role, role_allows
 from mars_ray.serve.middleware.body import BodyStream, drain_body, has_body, read_body, replay_body
-from mars_ray.serve.middleware.callers import Caller, Callers, unauthorized
+from mars_ray.platform.accounts.callers import Caller, Callers, unauthorized
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
 from mars_ray.serve.middleware.scope import (
     OPEN_PATHS,

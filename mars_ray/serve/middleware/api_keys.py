@@ -21,7 +21,7 @@ import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.errors import ConfigError, DataError, UnknownNameError
-from mars_ray.serve.middleware.usage_limits import UsageLimits
+from mars_ray.platform.accounts.usage_limits import UsageLimits
 
 E = TypeVar("E", bound=BaseModel)
 Role = Literal["use", "operate"]

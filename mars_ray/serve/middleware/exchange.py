@@ -16,7 +16,7 @@ from starlette.types import Scope
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.middleware.request_trace import RequestTrace
-from mars_ray.serve.middleware.usage_limits import UsageLimits
+from mars_ray.platform.accounts.usage_limits import UsageLimits
 
 _SCOPE_KEY = "mars_ray.exchange"
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")

@@ -17,11 +17,11 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from mars_ray.engine.request import Request
 from mars_ray.serve.deploy.model_settings import AddedModel
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-from mars_ray.serve.ray.batches import Batches
+from mars_ray.platform.ray.batches import Batches
 from mars_ray.serve.ray.chat_handle import Chat
 from mars_ray.serve.ray.engine_replica import EngineReplica
 from mars_ray.serve.ray.gateway import Gateway
-from mars_ray.serve.ray.models import Models
+from mars_ray.platform.ray.models import Models
 from mars_ray.serve.ray.pinned import pinned_model
 from mars_ray.serve.replicas.liveness import HEARD
 from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked

@@ -18,15 +18,15 @@ from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure
 from mars_ray.serve.http.bounded_heads import bound_heads
 from mars_ray.serve.http.chat_calls import ChatCalls
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.http.served_models import ModelClients, ServedModels
+from mars_ray.platform.models.served_models import ModelClients, ServedModels
 from mars_ray.serve.middleware.key_store import audit_folder
-from mars_ray.serve.models.directory import ServedVersion
+from mars_ray.platform.models.directory import ServedVersion
 from mars_ray.serve.ray.chat_handle import ChatHandle
 from mars_ray.serve.ray.ray_engine_client import RayEngineClient
-from mars_ray.serve.ray.ray_meter import RayMeter
-from mars_ray.serve.ray.ray_models import RayModels
-from mars_ray.serve.ray.ray_response_store import RayResponseStore
-from mars_ray.serve.usage.gateway_meter import GatewayMeter
+from mars_ray.platform.ray.ray_meter import RayMeter
+from mars_ray.platform.ray.ray_models import RayModels
+from mars_ray.platform.ray.ray_response_store import RayResponseStore
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
 
 
 def check_listening(config: ServeConfig) -> None:

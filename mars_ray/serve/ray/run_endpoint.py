@@ -28,10 +28,10 @@ from mars_ray.ray_private import delete_application, start_serve
 from mars_ray.serve.deploy.front import BEHIND, CERTIFICATE, KEY, check_certificate, has_load_balancer
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.middleware.key_store import open_key_store
-from mars_ray.serve.models.applications import application_prefix
+from mars_ray.platform.models.applications import application_prefix
 from mars_ray.serve.ray.app import DRAIN_SECONDS
-from mars_ray.serve.ray.ray_meter import remove_meter
-from mars_ray.serve.ray.ray_response_store import remove_response_store
+from mars_ray.platform.ray.ray_meter import remove_meter
+from mars_ray.platform.ray.ray_response_store import remove_response_store
 
 POLL_SECONDS = 0.2
 

@@ -1,0 +1,1 @@
+"""Keys with accounts and limits, tokens of identity providers, and the routes that manage them."""

@@ -1,0 +1,235 @@
+"""Routes for operators below `/admin`: keys, accounts and the audit log.
+
+In:    the store of keys and the audit log of the endpoint.
+Out:   routes. The access middleware allows them only for callers with the role `operate`.
+Never: returns a key except in the answer to the request that makes it, or a hash of one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import AwareDatetime, BaseModel, Field
+
+from mars_ray.chat.request_body import RequestBody
+from mars_ray.errors import ConfigError, DataError, OutputError, RunError, UnknownNameError
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.serve.middleware.api_keys import Account, Key, Role
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.json_body import JsonRoute
+from mars_ray.serve.middleware.key_store import KeyStore, LiveKeys
+from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.storage.audit_log import PAGE_MAX, AuditEvent, AuditLog
+
+YEAR_S = 366 * 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """What operators can change and read in a gateway."""
+
+    keys: LiveKeys | None
+    """None if the endpoint has no keys."""
+    audit: AuditLog
+    classes: Collection[str]
+    """Classes of service that keys and accounts may name."""
+
+
+class KeyUpdate(RequestBody):
+    """Body of `PATCH /admin/keys/NAME`: the fields to change. Null sets a field back to its default."""
+
+    role: Role = "use"
+    service_class: str | None = None
+    account: str | None = None
+    limits: UsageLimits | None = None
+    expires: str | None = None
+    """Date and time with an offset, such as 2027-01-31T00:00:00Z."""
+
+
+class NewKeyRequest(KeyUpdate):
+    """Body of `POST /admin/keys`."""
+
+    name: str
+
+
+class RotateRequest(RequestBody):
+    """Body of `POST /admin/keys/NAME/rotate`."""
+
+    grace_seconds: float = Field(86400.0, ge=0, le=YEAR_S)
+    """Seconds for which the old key stays valid."""
+
+
+class AccountRequest(RequestBody):
+    """Body of `PUT /admin/accounts/NAME`, which replaces the whole entry."""
+
+    service_class: str | None = None
+    limits: UsageLimits | None = None
+
+
+class KeyObject(BaseModel):
+    """A key without its secret."""
+
+    object: Literal["key"] = "key"
+    name: str
+    role: Role
+    service_class: str | None
+    account: str
+    limits: UsageLimits
+    created: str
+    expires: AwareDatetime | None
+    old_expires: AwareDatetime | None
+    """Moment at which the secret before the last rotation ends."""
+
+
+class NewKeyObject(BaseModel):
+    """A key that was made by this request."""
+
+    object: Literal["key.new"] = "key.new"
+    name: str
+    key: str
+    """The key itself, which is not stored and cannot be shown again."""
+
+
+class KeyList(BaseModel):
+    """Response of `GET /admin/keys`."""
+
+    object: Literal["list"] = "list"
+    data: list[KeyObject]
+
+
+class AccountList(BaseModel):
+    """Response of `GET /admin/accounts`."""
+
+    object: Literal["list"] = "list"
+    data: list[Account]
+
+
+class AuditList(BaseModel):
+    """Response of `GET /admin/audit`: events, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[AuditEvent]
+    has_more: bool
+
+
+def admin_routes(administration: Administration) -> APIRouter:
+    """Return the routes under `/admin`."""
+    routes = APIRouter(prefix="/admin", route_class=JsonRoute, redirect_slashes=False)
+    _add_key_routes(routes, administration)
+    _add_account_routes(routes, administration)
+
+    @routes.get("/audit")
+    async def audit(
+        after: Annotated[str | None, Query(pattern=r"^[0-9a-f-]{1,64}$")] = None,
+        limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+    ) -> AuditList:
+        """Return what operators and policies did, the newest first, before the event with the id `after`."""
+        try:
+            page = await asyncio.to_thread(administration.audit.read, after, limit)
+        except RunError as error:
+            raise _store_error(error) from None
+        return AuditList(data=list(page.events), has_more=page.has_more)
+
+    return routes
+
+
+def _add_key_routes(routes: APIRouter, administration: Administration) -> None:
+    @routes.get("/keys")
+    async def list_keys() -> KeyList:
+        """Return all keys, without their secrets."""
+        async with _changing(administration) as store:
+            table = await asyncio.to_thread(store.read)
+        return KeyList(data=[_key_object(key) for key in table.keys])
+
+    @routes.post("/keys")
+    async def add_key(body: NewKeyRequest, request: Request) -> NewKeyObject:
+        """Add a key, and return it: it is not stored and cannot be shown again."""
+        async with _changing(administration, body.service_class) as store:
+            secret = await asyncio.to_thread(store.add, _operator(request), **{"role": body.role} | _fields(body))
+        return NewKeyObject(name=body.name, key=secret)
+
+    @routes.patch("/keys/{name}")
+    async def update_key(name: str, body: KeyUpdate, request: Request) -> KeyObject:
+        """Change a key, whose secret stays the same."""
+        async with _changing(administration, body.service_class) as store:
+            return _key_object(await asyncio.to_thread(store.update, _operator(request), name, **_fields(body)))
+
+    @routes.post("/keys/{name}/rotate")
+    async def rotate_key(name: str, body: RotateRequest, request: Request) -> NewKeyObject:
+        """Give a key a new secret. The old one stays valid for a grace time."""
+        async with _changing(administration) as store:
+            secret = await asyncio.to_thread(store.rotate, _operator(request), name, body.grace_seconds)
+        return NewKeyObject(name=name, key=secret)
+
+    @routes.delete("/keys/{name}", status_code=204)
+    async def remove_key(name: str, request: Request) -> Response:
+        """Remove a key. Every gateway refuses it within about a second."""
+        async with _changing(administration) as store:
+            await asyncio.to_thread(store.remove, _operator(request), name)
+        return Response(status_code=204)
+
+
+def _add_account_routes(routes: APIRouter, administration: Administration) -> None:
+    @routes.get("/accounts")
+    async def list_accounts() -> AccountList:
+        """Return the accounts that have limits or a class of their own."""
+        async with _changing(administration) as store:
+            table = await asyncio.to_thread(store.read)
+        return AccountList(data=list(table.accounts))
+
+    @routes.put("/accounts/{name}")
+    async def set_account(name: str, body: AccountRequest, request: Request) -> Account:
+        """Set the limits of an account, which hold for all its keys and tokens together."""
+        async with _changing(administration, body.service_class) as store:
+            fields = _fields(body) | {"name": name}
+            return await asyncio.to_thread(store.set_account, _operator(request), **fields)
+
+    @routes.delete("/accounts/{name}", status_code=204)
+    async def remove_account(name: str, request: Request) -> Response:
+        """Remove the limits of an account. Its keys stay valid."""
+        async with _changing(administration) as store:
+            await asyncio.to_thread(store.remove_account, _operator(request), name)
+        return Response(status_code=204)
+
+
+@asynccontextmanager
+async def _changing(administration: Administration, service_class: str | None = None) -> AsyncIterator[KeyStore]:
+    """Yield the store, and turn its errors into errors for operators."""
+    if administration.keys is None:
+        message = "This endpoint has no keys. Set `keys` in its config file."
+        raise ApiError(404, message, type="invalid_request_error", code="no_keys")
+    if service_class is not None and service_class not in administration.classes:
+        names = ", ".join(administration.classes)
+        raise ApiError.bad_request(f"service_class must be one of {names}.", "service_class")
+    try:
+        yield administration.keys.store
+    except UnknownNameError as error:
+        raise ApiError(404, str(error), type="invalid_request_error", code="name_not_found") from None
+    except ConfigError as error:
+        raise ApiError.bad_request(str(error)) from None
+    except (DataError, OutputError) as error:
+        raise _store_error(error) from None
+    finally:
+        administration.keys.expire()  # a caller of this gateway sees the change at once
+
+
+def _store_error(error: Exception) -> ApiError:
+    return ApiError(503, str(error), type="server_error", code="store_unavailable", headers={"retry-after": "5"})
+
+
+def _operator(request: Request) -> str:
+    return Exchange.of(request.scope).operator
+
+
+def _fields(body: RequestBody) -> dict[str, Any]:
+    """Return the fields that were sent. Null stands for the default of a field."""
+    sent = body.model_dump(exclude_unset=True)
+    return sent | {"limits": sent["limits"] or {}} if "limits" in sent else sent
+
+
+def _key_object(key: Key) -> KeyObject:
+    fields = key.model_dump(include={"name", "role", "service_class", "limits", "expires", "old_expires"})
+    return KeyObject(**fields, account=key.holder, created=key.created.isoformat())

@@ -1,0 +1,104 @@
+"""Results of one batch: the output folder of a job, in a thread of its own.
+
+In:    results of rows.
+Out:   the rows that are not done; the lines of the output file and of the errors file.
+Never: counts a row twice, or loses a result after `take` has returned: the ledger and the log of jobs see to that.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Self, TypeVar
+
+from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.ledger import undone
+from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.rows.row_tables import RowResult
+from mars_ray.platform.batches.storage_paths import chunks_of, make_folder, names_in
+from mars_ray.storage.location import AnyPath
+
+T = TypeVar("T")
+
+
+class BatchOutput:
+    """Output of the batch in `folder`. Use it as an asynchronous context manager, and from one event loop.
+
+    Entering raises `OutputError` if another driver works on the batch, and all methods raise the errors of
+    `OutputFolder`.
+    """
+
+    def __init__(self, folder: AnyPath, settings: dict[str, Any]) -> None:
+        self._folder = folder
+        self._settings = settings
+        # SQLite wants one thread, and writes must not hold up the event loop.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch-output")
+        self._open = ExitStack()
+        self._output: OutputFolder
+        self._began_s = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._run(self._begin)
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def take(self, results: Sequence[RowResult]) -> list[RowResult]:
+        """Store results, and return those that are new."""
+        return await self._run(self._output.take, results, time.monotonic() - self._began_s)
+
+    async def undone(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Return the keys of rows that are not done."""
+        return await self._run(undone, self._output.ledger.path, keys)
+
+    async def counts(self) -> tuple[int, int]:
+        """Return the number of rows that are done without and with an error."""
+        return await self._run(self._counts)
+
+    async def flush(self) -> None:
+        """Write all results to the files that `answers` and `errors` read."""
+        await self._run(self._output.flush)
+
+    async def run(self, work: Callable[[Iterator[bytes], Iterator[bytes]], T]) -> T:
+        """Return the result of `work`, which gets the content of the output file and of the errors file in chunks."""
+        return await self._run(lambda: work(self._answers(), self._errors()))
+
+    def _begin(self) -> None:
+        make_folder(self._folder.parent)
+        self._output = self._open.enter_context(open_output(self._folder, new=False))
+        self._output.ledger.check_settings(self._settings)
+        self._output.begin("jsonl", {})
+
+    def _counts(self) -> tuple[int, int]:
+        failed = sum(self._output.ledger.error_counts().values())
+        return self._output.ledger.done - failed, failed
+
+    def _answers(self) -> Iterator[bytes]:
+        rows = self._folder / "rows"
+        for name in names_in(rows):
+            yield from chunks_of(rows / name)
+
+    def _errors(self) -> Iterator[bytes]:
+        if (path := self._output.errors_file) is not None:
+            yield from chunks_of(path)
+
+    async def _end(self) -> None:
+        try:
+            await self._run(self._open.close)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _run(self, call: Callable[..., T], *args: Any) -> T:
+        # A cancelled task must wait for the call too, or it would leave the output in the middle of a write.
+        running = asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise

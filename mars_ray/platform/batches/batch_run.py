@@ -1,0 +1,265 @@
+"""Work on one batch: check its file, answer its rows, write its results, each row once.
+
+In:    a stored batch, stores, calls of the endpoint.
+Out:   states of the batch, an output file and an errors file.
+Never: answers a row that is done, works past the deadline, or ends a batch before its results are stored.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import IO
+
+from mars_ray.batch.rows.row_tables import RowResult
+from mars_ray.errors import StoredNotFoundError
+from mars_ray.openai_api.batches_protocol import window_seconds
+from mars_ray.platform.batches.batch_figures import BatchCounts
+from mars_ray.platform.batches.batch_output import BatchOutput
+from mars_ray.platform.batches.batch_store import ENDED, JOB, BatchState, BatchStore, Status, StoredBatch
+from mars_ray.platform.batches.batch_usage import UsageSum
+from mars_ray.platform.batches.file_store import FileStore
+from mars_ray.platform.batches.input_file import BatchRow, InputCheck, check_input, rows_of
+from mars_ray.platform.batches.row_calls import RowCalls, refused_row
+from mars_ray.platform.batches.storage_paths import RESULTS, result_id
+
+POLL_S = 1.0
+"""Seconds between two looks at the deadline and at the owner's wish to cancel, each with a write of the state."""
+READ_ROWS = 256
+"""Rows to read at a time."""
+READ_BYTES = 4 << 20
+"""Bytes of lines after which no more rows are read at the same time."""
+ROWS_AHEAD = 64
+"""Rows of one batch that wait for a turn in addition to those that run."""
+BYTES_AHEAD = 12 << 20
+"""Bytes of the lines of these rows after which the batch waits until one of them ends."""
+Errors = tuple[dict[str, str], ...]
+"""Fields of `BatchError`."""
+EXPIRED = "batch_expired"
+KEY_TEXT = "the key that created the batch was removed or has expired. Create the batch again with a valid key."
+EXPIRED_TEXT = "the row could not be answered before the completion window of the batch ended."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTools:
+    """What all batches of a runner share."""
+
+    files: FileStore
+    batches: BatchStore
+    calls: RowCalls
+    max_rows: int
+    max_body_bytes: int
+    unix_clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    poll_s: float = POLL_S
+    counts: BatchCounts = field(default_factory=BatchCounts)
+
+
+class BatchRun:
+    """Driver of one batch. While it holds the output, no other driver works on the batch."""
+
+    def __init__(self, batch: StoredBatch, tools: BatchTools) -> None:
+        self.batch = batch
+        self._tools = tools
+        # Once a driver has begun, its deadline follows a clock that does not jump. A clock that was set back gives a
+        # batch at most its whole window again.
+        window_s = window_seconds(batch.request.completion_window)
+        left_s = min(batch.expires_at - tools.unix_clock(), window_s)
+        self._ends_s = tools.clock() + left_s
+        self._stop: Status | None = None
+        self._errors: Errors = ()
+        self.state = BatchState()
+        """State that was written last."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; negative once it has passed."""
+        return self._ends_s - self._tools.clock()
+
+    @property
+    def rows_left(self) -> int:
+        """Number of rows that are not done."""
+        return self.state.rows_left
+
+    async def run(self) -> None:
+        """Work until the batch has ended. Raises `OutputError` if another driver works on it, and errors of the
+        storage; another call, in this process or another, goes on where this one ended."""
+        settings = {"input_file_id": self.batch.request.input_file_id}
+        async with BatchOutput(self._tools.batches.folder(self.batch) / JOB, settings) as output:
+            self.state = await asyncio.to_thread(self._tools.batches.state, self.batch)
+            if self.state.status not in ENDED and await self._begin():
+                await self._count(output)
+                try:
+                    await self._answer_rows(output)
+                except StoredNotFoundError as error:  # the rows that are left cannot be known any more
+                    self._stop, self._errors = "failed", _errors("file_not_found", str(error))
+                await self._end(output)
+        await asyncio.to_thread(self._tools.batches.forget, self.batch)
+
+    async def _begin(self) -> bool:
+        """Check the input file unless an earlier driver has, and return whether the rows can run."""
+        if self.state.status != "validating":
+            return True
+        try:
+            check = await asyncio.to_thread(self._checked)
+        except StoredNotFoundError as error:
+            await self._fail(errors=_errors("file_not_found", str(error)))
+            return False
+        if check.errors:
+            await self._fail(errors=tuple(error.model_dump() for error in check.errors))
+            return False
+        await self._write(status="in_progress", in_progress_at=self._now(), total=check.rows, model=check.model)
+        return True
+
+    def _checked(self) -> InputCheck:
+        with self._input() as file:
+            return check_input(
+                file,
+                self.batch.request.endpoint,
+                max_rows=self._tools.max_rows,
+                max_body_bytes=self._tools.max_body_bytes,
+            )
+
+    async def _answer_rows(self, output: BatchOutput) -> None:
+        """Answer all rows that are not done, until the deadline or the owner's wish to cancel."""
+        await self._look(output)
+        if self._stop:
+            return
+        answering = asyncio.create_task(self._answer_all(output))
+        try:
+            while not answering.done():
+                await asyncio.wait([answering], timeout=max(0.0, min(self._tools.poll_s, self.left_s)))
+                if not answering.done():
+                    await self._look(output)
+                    if self._stop:
+                        return
+            answering.result()
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            await self._count(output)
+
+    async def _look(self, output: BatchOutput) -> None:
+        if self.left_s <= 0:
+            self._stop = "expired"
+        elif await asyncio.to_thread(self._tools.batches.is_cancelled, self.batch):
+            self._stop = "cancelled"
+        elif not await self._tools.calls.has_access(self.batch):
+            self._stop, self._errors = "cancelled", _errors("key_not_valid", KEY_TEXT)
+        else:
+            await self._count(output)
+
+    async def _answer_all(self, output: BatchOutput) -> None:
+        running = dict[asyncio.Task[RowResult], int]()
+        rows_max = self._tools.calls.in_flight + ROWS_AHEAD
+        try:
+            async with aclosing(self._undone_rows(output)) as groups:
+                async for rows in groups:
+                    for row in rows:
+                        running[asyncio.create_task(self._tools.calls.answer(self.batch, row))] = len(row.line)
+                        while len(running) >= rows_max or sum(running.values()) >= BYTES_AHEAD:
+                            await _take_ended(output, running)
+            while running:
+                await _take_ended(output, running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _undone_rows(self, output: BatchOutput) -> AsyncGenerator[list[BatchRow], None]:
+        """Yield the rows that are not done, in groups. Raises `StoredNotFoundError` if the input file is gone."""
+        with await asyncio.to_thread(self._input) as file:
+            rows = rows_of(file, self.batch.request.endpoint, max_body_bytes=self._tools.max_body_bytes)
+            while group := await asyncio.to_thread(_next_rows, rows):
+                undone = await output.undone([row.key for row in group])
+                yield [row for row in group if row.key in undone]
+
+    async def _end(self, output: BatchOutput) -> None:
+        """Store the results and the last state of the batch."""
+        if self._stop == "expired":
+            await self._take_late(output)
+        if self.state.finalizing_at is None:
+            await self._write(status="finalizing", finalizing_at=self._now())
+        await output.flush()
+        results = await output.run(self._store_results)
+        status: Status = self._stop or "completed"
+        await self._write(status=status, errors=self._errors, **results, **{f"{status}_at": self._now()})
+
+    async def _take_late(self, output: BatchOutput) -> None:
+        """Give each row that is not done an error."""
+        late = 0
+        try:
+            async with aclosing(self._undone_rows(output)) as groups:
+                async for rows in groups:
+                    late += len(rows)
+                    await output.take([refused_row(self.batch, row, EXPIRED, EXPIRED_TEXT) for row in rows])
+        except StoredNotFoundError as error:
+            self._errors = _errors("file_not_found", str(error))
+        else:
+            self._stop = "expired" if late else None  # a driver that stored all rows in time was stopped later
+        await self._count(output)
+
+    def _store_results(self, answers: Iterator[bytes], errors: Iterator[bytes]) -> Mapping[str, object]:
+        """Write the two files, if they have lines, and return their ids and the usage as fields of the state."""
+        used = UsageSum()
+        expires = self.batch.request.output_expires_after
+        expires_after_s = expires.seconds if expires else None
+        results = dict[str, object]()
+        contents = ((used.read(answers), self.state.completed), (errors, self.state.failed))
+        for name, (chunks, count) in zip(RESULTS, contents, strict=True):
+            if count:
+                id = result_id(self.batch.id, name)
+                filename = f"{self.batch.id}_{name}.jsonl"
+                self._tools.files.write(self.batch.owner, id, chunks, filename, expires_after_s)
+                results[f"{name}_file_id"] = id
+        return results | {"usage": used.usage()}
+
+    async def _count(self, output: BatchOutput) -> None:
+        completed, failed = await output.counts()
+        if (completed, failed) != (self.state.completed, self.state.failed):
+            await self._write(completed=completed, failed=failed)
+
+    async def _fail(self, **fields: object) -> None:
+        await self._write(status="failed", failed_at=self._now(), **fields)
+
+    async def _write(self, **fields: object) -> None:
+        state = BatchState.model_validate(self.state.model_dump() | fields)
+        await asyncio.to_thread(self._tools.batches.write_state, self.batch, state)
+        counts = self._tools.counts
+        counts.rows.update(completed=state.completed - self.state.completed, failed=state.failed - self.state.failed)
+        if state.status in ENDED:
+            counts.ended[state.status] += 1
+        self.state = state
+
+    def _input(self) -> IO[bytes]:
+        return self._tools.files.lines(self.batch.owner, self.batch.request.input_file_id)
+
+    def _now(self) -> int:
+        return int(self._tools.unix_clock())
+
+
+def _errors(code: str, message: str) -> Errors:
+    return ({"code": code, "message": message},)
+
+
+async def _take_ended(output: BatchOutput, running: dict[asyncio.Task[RowResult], int]) -> None:
+    """Store the results of rows that have ended, and remove them from `running`. Waits for at least one."""
+    ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    await output.take([task.result() for task in ended])
+    for task in ended:
+        del running[task]
+
+
+def _next_rows(rows: Iterator[BatchRow]) -> list[BatchRow]:
+    group: list[BatchRow] = []
+    held = 0
+    try:
+        for row in rows:
+            group.append(row)
+            held += len(row.line)
+            if len(group) == READ_ROWS or held >= READ_BYTES:
+                break
+    except FileNotFoundError:
+        raise StoredNotFoundError("the input file was removed while its rows ran.") from None
+    return group

@@ -1,0 +1,215 @@
+"""Files of callers in a folder or an object store.
+
+In:    content in chunks, ids; an owner.
+Out:   OpenAI's file objects and their content.
+Never: shows a file to another owner, shows a file whose content is not complete, or keeps it after its time.
+
+A file is a folder with `content` and `file.json`. `file.json` is written last, so a file that has it is complete.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Literal
+
+from openai.types.file_object import FileObject
+
+from mars_ray.errors import DataError, QuotaError, StoredNotFoundError
+from mars_ray.openai_api.storage_limits import StorageLimits
+from mars_ray.platform.batches.storage_paths import (
+    FILE,
+    BatchFolders,
+    bytes_below,
+    chunks_of,
+    is_id,
+    make_folder,
+    names_in,
+    new_id,
+    open_blocks,
+    owners_in,
+    read_json,
+    remove,
+    unavailable,
+    write_json,
+)
+from mars_ray.storage.location import AnyPath
+
+log = logging.getLogger(__name__)
+
+ID_CHARS = 80
+"""Maximum characters of an id in an error message."""
+CONTENT, OBJECT = "content", "file.json"
+KEPT_S = 30 * 24 * 3600
+"""Seconds that a file is kept unless its owner sets a shorter time."""
+ABANDONED_S = 24 * 3600
+"""Seconds after which an upload that did not end is removed."""
+
+Purpose = Literal["batch", "batch_output"]
+
+
+class NewFile:
+    """A file that is being written. Call `write` for each chunk, then `finish` or `discard`."""
+
+    def __init__(self, folder: AnyPath, id: str, clock: Callable[[], float], max_bytes: int | None = None) -> None:
+        self.id = id
+        self.bytes = 0
+        self._folder = folder
+        self._clock = clock
+        self._max_bytes = max_bytes
+        with unavailable(folder):
+            make_folder(folder)
+            self._file: IO[bytes] = open_blocks(folder / CONTENT, "wb")
+
+    def write(self, chunk: bytes) -> None:
+        """Append a chunk. Raises `QuotaError` beyond the maximum size, and `UnavailableError`."""
+        self.bytes += len(chunk)
+        if self._max_bytes is not None and self.bytes > self._max_bytes:
+            raise QuotaError(f"the file exceeds the {self._max_bytes} bytes that are left. Delete files, or split it.")
+        with unavailable(self._folder):
+            self._file.write(chunk)
+
+    def finish(self, filename: str, purpose: Purpose, expires_after_s: int | None = None) -> FileObject:
+        """Make the file visible and return its object. Raises `UnavailableError`."""
+        with unavailable(self._folder):
+            if isinstance(self._folder, Path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        self.close()
+        created = int(self._clock())
+        file = FileObject(
+            id=self.id,
+            object="file",
+            bytes=self.bytes,
+            created_at=created,
+            expires_at=created + (expires_after_s or KEPT_S),
+            filename=filename,
+            purpose=purpose,
+            status="processed",
+        )
+        write_json(self._folder / OBJECT, file.model_dump(mode="json"))
+        return file
+
+    def close(self) -> None:
+        """End the writing without making the file visible. Raises `UnavailableError`."""
+        with unavailable(self._folder):
+            self._file.close()
+
+    def discard(self) -> None:
+        """Remove what was written. Errors of the storage are ignored, because `FileStore.sweep` repeats the removal."""
+        with suppress(Exception):
+            self.close()
+        with suppress(Exception):
+            remove(self._folder)
+
+
+class FileStore:
+    """The files of all owners. Methods block, and raise `UnavailableError` if the storage does not answer.
+
+    `clock` returns the Unix time in seconds.
+    """
+
+    def __init__(self, folders: BatchFolders, limits: StorageLimits, clock: Callable[[], float] = time.time) -> None:
+        self._folders = folders
+        self._limits = limits
+        self._clock = clock
+
+    def new_upload(self, owner: str) -> NewFile:
+        """Begin an upload. Raises `QuotaError` if the owner has no room left."""
+        folder = self._folders.files(owner)
+        if len(names_in(folder)) >= self._limits.files:
+            raise QuotaError(f"{self._limits.files} files are stored already, which is the maximum. Delete files.")
+        left = self._limits.bytes - bytes_below(folder)
+        if left <= 0:
+            raise QuotaError(f"the files hold {self._limits.bytes} bytes already, which is the maximum. Delete files.")
+        id = new_id(FILE, self._clock())
+        return NewFile(folder / id, id, self._clock, min(left, self._limits.file_bytes))
+
+    def write(self, owner: str, id: str, chunks: Iterable[bytes], filename: str, expires_after_s: int | None) -> None:
+        """Store the results of a batch as the file `id`, which replaces an earlier file with this id."""
+        file = NewFile(self._folders.files(owner) / id, id, self._clock)
+        try:
+            for chunk in chunks:
+                file.write(chunk)
+            file.finish(filename, "batch_output", expires_after_s)
+        except BaseException:
+            file.discard()
+            raise
+
+    def get(self, owner: str, id: str) -> FileObject:
+        """Return the object of a file. Raises `StoredNotFoundError`."""
+        file = self._read(owner, id) if is_id(id, FILE) else None
+        if file is None:
+            raise StoredNotFoundError(f"no file with id {id[:ID_CHARS]!r} is stored: it was deleted, or has expired.")
+        return file
+
+    def content(self, owner: str, id: str) -> Iterator[bytes]:
+        """Return the content of a file in chunks. Raises `StoredNotFoundError`."""
+        self.get(owner, id)
+        return chunks_of(self._folders.files(owner) / id / CONTENT)
+
+    def lines(self, owner: str, id: str) -> IO[bytes]:
+        """Return the open content of a file. Raises `StoredNotFoundError`."""
+        self.get(owner, id)
+        try:
+            with unavailable(self._folders.root):
+                return open_blocks(self._folders.files(owner) / id / CONTENT, "rb")
+        except FileNotFoundError:
+            raise StoredNotFoundError(f"the content of the file {id!r} is missing.") from None
+
+    def delete(self, owner: str, id: str) -> None:
+        """Delete a file. Raises `StoredNotFoundError`."""
+        self.get(owner, id)
+        folder = self._folders.files(owner) / id
+        remove(folder / OBJECT)  # first, so that the file is gone even if its content stays until the next sweep
+        remove(folder)
+
+    def page(
+        self, owner: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], purpose: str | None = None
+    ) -> tuple[list[FileObject], bool]:
+        """Return up to `limit` files after the file `after`, and whether more follow."""
+        files: list[FileObject] = []
+        for name in ordered(names_in(self._folders.files(owner)), after, order):
+            file = self._read(owner, name)
+            if file is not None and purpose in (None, file.purpose):
+                if len(files) == limit:
+                    return files, True
+                files.append(file)
+        return files, False
+
+    def bytes_of_all(self) -> int:
+        """Return the bytes of the files of all owners, uploads that have not ended included."""
+        return bytes_below(self._folders.root / "files")
+
+    def sweep(self, kept: Collection[str]) -> None:
+        """Remove expired files, and uploads that were abandoned, except the ids in `kept`."""
+        files = self._folders.root / "files"
+        for owner in owners_in(files):
+            for id in names_in(files / owner):
+                if is_id(id, FILE) and id not in kept and self._clock() >= self._ends_s(files / owner / id):
+                    remove(files / owner / id)
+
+    def _ends_s(self, folder: AnyPath) -> float:
+        """Return the Unix time at which a file is removed. A file with a damaged object stays its longest time."""
+        created_s = int(folder.name.removeprefix(FILE)[:12], 16) / 1000
+        try:
+            fields = read_json(folder / OBJECT)
+            return created_s + ABANDONED_S if fields is None else float(fields["expires_at"])
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            log.error("the file %s is damaged: %s", folder, error)
+            return created_s + KEPT_S
+
+    def _read(self, owner: str, id: str) -> FileObject | None:
+        fields = read_json(self._folders.files(owner) / id / OBJECT)
+        if fields is None or fields["expires_at"] <= self._clock():
+            return None
+        return FileObject.model_validate(fields)
+
+
+def ordered(names: list[str], after: str | None, order: Literal["asc", "desc"]) -> list[str]:
+    """Return names in an order, and only those after `after`. An id that does not exist has its place in the order."""
+    if order == "asc":
+        return [name for name in names if after is None or name > after]
+    return [name for name in reversed(names) if after is None or name < after]

@@ -1,0 +1,152 @@
+"""Answer the rows of batches through the routes of the endpoint, in what room callers leave.
+
+In:    rows; a `RouteCaller`, which calls a route as a caller's request would.
+Out:   results for the ledger: output lines of OpenAI's format, or lines for the errors file.
+Never: gives a row an error because the endpoint has no room or no engine at the moment: such rows wait.
+"""
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mars_ray.batch.rows.row_tables import RowResult, as_json
+from mars_ray.batch.run.adaptive_limit import AdaptiveLimit
+from mars_ray.control.demand import TOKENS_AT_FIRST
+from mars_ray.platform.batches.batch_pause import BatchPause
+from mars_ray.platform.batches.batch_store import StoredBatch
+from mars_ray.platform.batches.input_file import BatchRow
+
+IN_FLIGHT = 512
+"""Maximum number of rows of all batches at the same time."""
+PAUSE_S = 1.0
+"""Seconds until a row is sent again that found no room."""
+FAILURES = 3
+"""Number of times that the endpoint fails on a row before the row gets an error."""
+RETRIED = frozenset({408, 429, 502, 503, 504})
+"""Statuses after which a row is sent again."""
+NO_ROOM = frozenset({"overloaded", "unavailable", "replica_lost"})
+"""Codes of refusals for lack of room. Others are the batch's own: a limit of its key, or prices that are missing."""
+NOT_REPEATED = "engine_hung"
+"""Code of the error of a request that hung an engine, and must not be sent to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAnswer:
+    """Answer of a route."""
+
+    status: int
+    body: Any
+    """The parsed JSON."""
+    request_id: str
+    retry_after_s: float | None = None
+    """Seconds after which the endpoint invites another try; None if it names none."""
+
+
+class RouteCaller(Protocol):
+    """Calls the route of a batch in the name of its key, in the class of service of batches."""
+
+    async def call(self, batch: StoredBatch, body: dict[str, Any], id: str) -> RouteAnswer:
+        """Return the answer of the route to a body. Errors of the endpoint are answers. Usage with the same `id` counts
+        once."""
+
+    async def has_access(self, batch: StoredBatch) -> bool:
+        """Return whether the key of a batch is still valid."""
+
+
+class RowCalls:
+    """Sends rows to the endpoint, as many at a time as it takes. A batch that its own limits refuse pauses alone."""
+
+    def __init__(self, caller: RouteCaller, in_flight: int = IN_FLIGHT) -> None:
+        self._caller = caller
+        self._limit = AdaptiveLimit(in_flight)
+        self.in_flight = in_flight
+        self._answered = 0
+        self._tokens = 0
+        self._pauses: dict[str, BatchPause] = {}
+        """Pauses of batches that a limit of their own has refused since their last answer, by id."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean tokens of an answer."""
+        return self._tokens / self._answered if self._answered else TOKENS_AT_FIRST
+
+    async def answer(self, batch: StoredBatch, row: BatchRow) -> RowResult:
+        """Return the result of a row, however long it waits for room."""
+        failures = 0
+        while True:
+            if (pause := self._pauses.get(batch.id)) is not None:
+                await pause.wait()
+            async with self._limit.turn() as turn:
+                if self._is_paused_now(batch):
+                    continue
+                body = row.body()
+                if body.get("stream"):
+                    return refused_row(batch, row, "stream_not_supported", "a batch cannot stream; leave stream out.")
+                answer = await self._caller.call(batch, body, _line_id(batch, row))
+                del body
+                if answer.status not in RETRIED:
+                    self._took(batch)
+                    failures += answer.status >= 500
+                    if answer.status < 500 or failures == FAILURES or _code(answer.body) == NOT_REPEATED:
+                        if answer.status == 200:
+                            self._answered += 1
+                            self._tokens += _output_tokens(answer.body)
+                        return _result(batch, row, answer)
+                elif _code(answer.body) in NO_ROOM:
+                    self._limit.refused(turn)
+                else:
+                    self._pauses.setdefault(batch.id, BatchPause()).refused(answer.retry_after_s)
+                    continue
+            await asyncio.sleep(PAUSE_S)
+
+    async def has_access(self, batch: StoredBatch) -> bool:
+        """Return whether the key of a batch is still valid."""
+        return await self._caller.has_access(batch)
+
+    def is_paused(self, batch: StoredBatch) -> bool:
+        """Return whether a limit of its own has refused the batch since its last answer."""
+        return batch.id in self._pauses
+
+    def forget(self, batch: StoredBatch) -> None:
+        """End the pause of a batch that does not run any more."""
+        self._pauses.pop(batch.id, None)
+
+    def _is_paused_now(self, batch: StoredBatch) -> bool:
+        pause = self._pauses.get(batch.id)
+        return pause is not None and pause.left_s > 0
+
+    def _took(self, batch: StoredBatch) -> None:
+        """The endpoint has answered a row of a batch, so it has room, and the batch is within its limits."""
+        self._limit.answered()
+        if not self._is_paused_now(batch) and (pause := self._pauses.pop(batch.id, None)) is not None:
+            pause.end()
+
+
+def refused_row(batch: StoredBatch, row: BatchRow, code: str, message: str) -> RowResult:
+    """Return the result of a row that was not sent to the endpoint."""
+    error = {"code": code, "message": message}
+    line = {"id": _line_id(batch, row), "custom_id": row.custom_id, "response": None, "error": error}
+    return RowResult(row.key, error=as_json(line), reason=message)
+
+
+def _result(batch: StoredBatch, row: BatchRow, answer: RouteAnswer) -> RowResult:
+    response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
+    line = as_json({"id": _line_id(batch, row), "custom_id": row.custom_id, "response": response, "error": None})
+    if answer.status == 200:
+        return RowResult(row.key, records=(line,))
+    return RowResult(row.key, error=line, reason=json.dumps(answer.body)[:200])
+
+
+def _output_tokens(body: Any) -> int:
+    usage = body.get("usage") or {}
+    return int(usage.get("completion_tokens", usage.get("output_tokens", 0)))
+
+
+def _code(body: Any) -> Any:
+    return (body.get("error") or {}).get("code") if isinstance(body, dict) else None
+
+
+def _line_id(batch: StoredBatch, row: BatchRow) -> str:
+    return f"batch_req_{hashlib.blake2b(row.key, key=batch.id.encode(), digest_size=12).hexdigest()}"

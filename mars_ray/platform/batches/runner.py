@@ -1,0 +1,210 @@
+"""Find the batches that have not ended, and work on several of them at a time.
+
+In:    the batches in the storage.
+Out:   a driver for each, begun by earliest deadline, in turn for each owner; the work that is left, for the controller;
+       figures for the metrics.
+Never: gives a batch up because the storage does not answer or another process works on it: it tries again.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from copy import deepcopy
+
+from mars_ray.control.cluster_load import Backlog
+from mars_ray.errors import MarsRayError
+from mars_ray.platform.batches.batch_figures import FIGURES_S, WAITING, BatchCounts, BatchFigures, FiguresFile
+from mars_ray.platform.batches.batch_run import BatchRun, BatchTools
+from mars_ray.platform.batches.batch_store import ENDED, BatchState, StoredBatch
+from mars_ray.platform.batches.storage_paths import RESULTS, result_id
+
+log = logging.getLogger(__name__)
+
+BATCHES = 32
+"""Maximum number of batches that run at the same time; the others wait."""
+BATCHES_OF_OWNER = 4
+"""Maximum number of batches of one owner that run at the same time."""
+ENDING = 16
+"""Maximum number of batches, in addition, that run only to end: their deadline has passed, or they were cancelled."""
+RETRY_S = 5.0
+"""Seconds until a batch is tried again whose driver failed."""
+SWEEP_S = 3600.0
+"""Seconds between two removals of expired files."""
+
+
+class BatchRunner:
+    """Runs the batches of an endpoint.
+
+    `report` gets the work that is left every `tools.poll_s` seconds, and `figures` the figures of all batches every
+    `FIGURES_S` seconds.
+    """
+
+    def __init__(
+        self,
+        tools: BatchTools,
+        report: Callable[[Backlog], Awaitable[None]] | None = None,
+        figures: FiguresFile | None = None,
+    ) -> None:
+        self._tools = tools
+        self._report = report
+        self._figures = figures
+        self._waiting: dict[str, BatchState] = {}
+        """States of batches without a driver, by id. Only drivers change them."""
+        self._running: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        self._ending = set[str]()
+        """Ids of running batches that have only to end."""
+        self._waits_s: dict[str, float] = {}
+        """Time at which a batch may be tried again, by id."""
+        self._swept_s: float | None = None
+        self._silent = ""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(_repeat(self._look, self._tools.poll_s))
+                # On its own, because the controller forgets a backlog while the storage makes the others wait.
+                if report := self._report:
+                    loops.create_task(_repeat(lambda: report(self.backlog()), self._tools.poll_s))
+                if figures := self._figures:
+                    loops.create_task(_repeat(lambda: self._publish(figures), FIGURES_S))
+        finally:
+            tasks = [task for _, task in self._running.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def backlog(self) -> Backlog:
+        """Return the tokens that are left, and the seconds in which they are needed.
+
+        With several batches, the seconds are those of the batch that needs the most tokens per second, together with
+        all batches that end before it. Batches that a limit of their own holds up are left out: more room does not help
+        them.
+        """
+        tokens = 0.0
+        worst: tuple[float, float] = (0.0, 0.0)
+        seconds: float | None = None
+        for run, _ in sorted(self._running.values(), key=lambda pair: pair[0].left_s):
+            if self._tools.calls.is_paused(run.batch):
+                continue
+            tokens += run.rows_left * self._tools.calls.mean_tokens
+            rate = tokens / max(run.left_s, 1.0)
+            if tokens and (seconds is None or rate > worst[0]):
+                worst = rate, tokens
+                seconds = run.left_s
+        return Backlog(tokens=worst[1], seconds=seconds)
+
+    async def _look(self) -> None:
+        now_s = self._tools.clock()
+        try:
+            unfinished = await asyncio.to_thread(self._tools.batches.unfinished)
+            if self._swept_s is None or now_s - self._swept_s >= SWEEP_S:
+                self._swept_s = now_s
+                await asyncio.to_thread(self._sweep, unfinished)
+        except MarsRayError as error:
+            self._say(f"batches wait: {error}")
+            return
+        self._silent = ""
+        waiting = [
+            batch
+            for batch in unfinished
+            if batch.id not in self._running and self._waits_s.get(batch.id, now_s) <= now_s
+        ]
+        for batch in self._next_batches(waiting):
+            self._start(batch)
+            waiting.remove(batch)
+        room = ENDING - len(self._ending)
+        if waiting and room > 0:
+            for batch in await asyncio.to_thread(self._to_end, waiting, room):
+                self._ending.add(batch.id)
+                self._start(batch)
+
+    def _next_batches(self, waiting: list[StoredBatch]) -> list[StoredBatch]:
+        """Return the batches to start, each of the owner with the fewest running ones. `waiting` is in order of
+        deadlines."""
+        running = Counter(run.batch.owner for id, (run, _) in self._running.items() if id not in self._ending)
+        left = list(waiting)
+        chosen: list[StoredBatch] = []
+        while left and running.total() < BATCHES:
+            batch = min(left, key=lambda batch: running[batch.owner])
+            if running[batch.owner] >= BATCHES_OF_OWNER:
+                break
+            running[batch.owner] += 1
+            left.remove(batch)
+            chosen.append(batch)
+        return chosen
+
+    def _to_end(self, waiting: list[StoredBatch], room: int) -> list[StoredBatch]:
+        """Return up to `room` batches that have only to end."""
+        ended: list[StoredBatch] = []
+        for batch in waiting:
+            if len(ended) == room:
+                break
+            if batch.expires_at <= self._tools.unix_clock() or self._tools.batches.is_cancelled(batch):
+                ended.append(batch)
+        return ended
+
+    def _start(self, batch: StoredBatch) -> None:
+        run = BatchRun(batch, self._tools)
+        self._running[batch.id] = run, asyncio.create_task(self._drive(batch, run))
+
+    async def _drive(self, batch: StoredBatch, run: BatchRun) -> None:
+        try:
+            await run.run()
+            self._waits_s.pop(batch.id, None)
+        except Exception as error:  # one batch must not stop the others
+            log.warning("batch %s waits %g s: %s", batch.id, RETRY_S, error, exc_info=not _is_expected(error))
+            self._waits_s[batch.id] = self._tools.clock() + RETRY_S
+        finally:
+            del self._running[batch.id]
+            self._ending.discard(batch.id)
+            self._tools.calls.forget(batch)
+
+    async def _publish(self, file: FiguresFile) -> None:
+        # Both at one moment: drivers go on while the storage answers, and no batch may count as unfinished and ended.
+        states = {id: run.state for id, (run, _) in self._running.items()}
+        counts = deepcopy(self._tools.counts)
+        with suppress(MarsRayError):  # the log has a line about a storage that is away
+            await asyncio.to_thread(lambda: file.write(self._all_figures(states, counts)))
+
+    def _all_figures(self, states: dict[str, BatchState], counts: BatchCounts) -> BatchFigures:
+        """Return the figures of all batches.
+
+        `states` are those of batches with a driver, by id, and `counts` what drivers had done at the same moment.
+        """
+        batches = self._tools.batches.unfinished()
+        waiting = [batch for batch in batches if batch.id not in states]
+        self._waiting = {batch.id: self._waiting.get(batch.id) or self._tools.batches.state(batch) for batch in waiting}
+        states = self._waiting | states
+        batches = [batch for batch in batches if states[batch.id].status not in ENDED]  # about to be forgotten
+        return BatchFigures(
+            unix_s=self._tools.unix_clock(),
+            unfinished=Counter(WAITING if batch.id in self._waiting else states[batch.id].status for batch in batches),
+            rows_left=sum(states[batch.id].rows_left for batch in batches),
+            deadline_unix_s=batches[0].expires_at if batches else None,
+            ended=counts.ended,
+            rows=counts.rows,
+            file_bytes=self._tools.files.bytes_of_all(),
+        )
+
+    def _sweep(self, unfinished: list[StoredBatch]) -> None:
+        # The id of a file of results begins with the time of its batch: while it is written it can look abandoned.
+        self._tools.files.sweep({result_id(batch.id, name) for batch in unfinished for name in RESULTS})
+        self._tools.batches.sweep()
+
+    def _say(self, line: str) -> None:
+        if line != self._silent:
+            log.warning("%s", line)
+        self._silent = line
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    while True:
+        await work()
+        await asyncio.sleep(pause_s)
+
+
+def _is_expected(error: Exception) -> bool:
+    return isinstance(error, MarsRayError)

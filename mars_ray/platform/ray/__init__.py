@@ -1,0 +1,1 @@
+"""Ray shells of the platform."""

@@ -1,0 +1,64 @@
+"""Ray shell around `BatchRunner`: the deployment that works on the batches of an endpoint.
+
+Serve restarts it if its process or node dies. It finds the batches that have not ended in the storage, so it needs
+nothing from before. During an update an old and a new replica may run at the same time; the driver of a batch keeps the
+other one out.
+"""
+
+import asyncio
+import logging
+import os
+from contextlib import AsyncExitStack
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from mars_ray.control.cluster_load import Backlog
+from mars_ray.control.core.ray_controller import RayController
+from mars_ray.errors import MarsRayError
+from mars_ray.model.resolve import resolve_model
+from mars_ray.serve.deploy.serve_config import ServeConfig
+from mars_ray.platform.batches.batch_app import make_batch_runner, make_stores
+from mars_ray.serve.ray.gateway import ray_models
+from mars_ray.platform.ray.ray_response_store import RayResponseStore
+
+log = logging.getLogger(__name__)
+
+NICENESS = 10
+"""Increase of the process's niceness, so that on a machine with few CPUs its work delays no gateway and no engine."""
+
+
+class Batches:
+    """The runner of batches, as one replica that reserves no CPU."""
+
+    async def __init__(  # type: ignore[misc]
+        self, engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle
+    ) -> None:
+        os.nice(NICENESS)
+        stores = make_stores(config)
+        assert stores is not None, "the application has this deployment only if it has storage"
+        folder = resolve_model(config.model)
+        controller = config.controller or str(serve.get_replica_context().app_name)
+        self._control = RayController(controller, config.plan(folder))
+        config = config.model_copy(update={"controller": controller})
+        served = ray_models(engines, config, models, name="batches")
+        self._models = AsyncExitStack()
+        await self._models.enter_async_context(served.running())
+        runner = make_batch_runner(served, RayResponseStore(controller), stores, config, report=self._report)
+        self._running = asyncio.create_task(runner.run())
+
+    async def _report(self, backlog: Backlog) -> None:
+        try:
+            await self._control.update_backlog(backlog, paused=False)
+        except MarsRayError as error:
+            log.debug("the controller does not know the work that is left: %s", error)
+
+    async def check_health(self) -> None:
+        """Raise the error of a runner that has failed, so that Serve starts another one."""
+        if self._running.done():
+            self._running.result()
+
+    async def __del__(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        await self._models.aclose()

@@ -1,0 +1,59 @@
+"""Ray shell: the way of a gateway to the deployment `Models`."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.ray_private import fresh_request_id
+from mars_ray.platform.models.canary import CanaryReport
+from mars_ray.platform.models.directory import Directory
+
+ASK_S = 5.0
+CHANGE_S = 600.0
+"""Maximum seconds for a change, which may download a model."""
+
+
+class RayModels:
+    """A `ModelsLink` over a handle to the deployment."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def follow(self, gateway: str, revision: int, idle_s: Mapping[str, float]) -> Directory | None:
+        """Return the directory, unless `revision` is its newest."""
+        directory: Directory | None = await self._ask("follow", gateway, revision, dict(idle_s))
+        return directory
+
+    async def wake(self, name: str) -> None:
+        """Wake a model."""
+        await self._ask("wake", name)
+
+    async def report(self, name: str, reports: Sequence[CanaryReport]) -> None:
+        """Report what was measured of the versions of a model."""
+        await self._ask("report", name, list(reports))
+
+    async def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
+        """Change the registry by one of its methods."""
+        await self._ask("change", by, action, subject, method, *args, within_s=CHANGE_S)
+
+    async def describe(self) -> Directory:
+        """Return the directory for operators."""
+        directory: Directory = await self._ask("describe")
+        return directory
+
+    async def _ask(self, method: str, *args: Any, within_s: float = ASK_S) -> Any:
+        try:
+            with fresh_request_id():
+                response = getattr(self._handle, method).remote(*args)
+            async with asyncio.timeout(within_s):
+                answer = await response
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise UnavailableError("the manager of models does not answer. Try again in a few seconds.") from error
+        if isinstance(answer, MarsRayError):
+            raise answer
+        return answer

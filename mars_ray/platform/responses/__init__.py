@@ -1,0 +1,1 @@
+"""The Responses API and the store of its responses."""

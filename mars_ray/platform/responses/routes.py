@@ -1,0 +1,144 @@
+"""The routes of the Responses API, over the endpoints that answer chat completions and a store of responses.
+
+In:    request bodies; the models of a gateway; a `ResponseStoreClient`.
+Out:   responses, complete or streamed; stored responses and their input items.
+Never: shows a response to another account than its own; fails a finished answer because the store does not answer.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from mars_ray.chat.limits import CALLS_MAX
+from mars_ray.errors import RequestError, ResponseNotFoundError, UnavailableError
+from mars_ray.openai_api.answer_plan import AnswerPlan
+from mars_ray.openai_api.api_error import ApiError, api_error
+from mars_ray.openai_api.response_events import ResponseEvent, ResponseObject, ResponseObjectBuilder
+from mars_ray.openai_api.response_items import ItemPage, item_page, parsed_items, stored_items
+from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
+from mars_ray.openai_api.responses_protocol import RESPONSES_PATH, Item, ResponsesRequest
+from mars_ray.openai_api.responses_translate import chat_request_of, items_of, responses_error
+from mars_ray.platform.responses.response_store import ResponseStoreClient, StoredResponse
+from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.json_body import JsonRoute
+
+log = logging.getLogger(__name__)
+
+
+class DeletedResponse(BaseModel):
+    """Response to the deletion of a stored response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+def responses_routes(
+    models: ServedModels, store: ResponseStoreClient, stream_schema: dict[int | str, dict[str, Any]]
+) -> APIRouter:
+    """Return the routes. `stream_schema` documents answers that may be streams."""
+    routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
+
+    @routes.post(RESPONSES_PATH, response_model=ResponseObject, responses=stream_schema)
+    async def create(body: ResponsesRequest, request: Request) -> Response:
+        return await create_response(models, store, body, request)
+
+    @routes.get(RESPONSES_PATH + "/{response_id}", response_model=ResponseObject)
+    async def retrieve(response_id: str, request: Request, stream: bool = False) -> Response:
+        if stream:
+            raise ApiError.bad_request(
+                "stream is not supported for stored responses; leave it out.", "stream", "unsupported_parameter"
+            )
+        return Response(await store.get(_owner(request), response_id), media_type="application/json")
+
+    @routes.delete(RESPONSES_PATH + "/{response_id}")
+    async def delete(response_id: str, request: Request) -> DeletedResponse:
+        await store.delete(_owner(request), response_id)
+        return DeletedResponse(id=response_id)
+
+    @routes.get(RESPONSES_PATH + "/{response_id}/input_items")
+    async def input_items(
+        response_id: str,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> ItemPage:
+        turns = await store.chain(_owner(request), response_id, 2 * models.main.limits.body_bytes)
+        lists = [items for turn in turns for items in (turn.input, turn.output)]
+        items = [item for part in lists[:-1] for item in json.loads(part)]
+        return item_page(items, limit=limit, order=order, after=after)
+
+    return routes
+
+
+async def create_response(
+    models: ServedModels, store: ResponseStoreClient, body: ResponsesRequest, http: Request
+) -> Response:
+    """Answer a request, and store the response unless the request declines. Raises `ApiError` and `MarsRayError`."""
+    owner = _owner(http)
+    endpoint = await models.find(body.model, Exchange.of(http.scope).account)
+    before = await _conversation(store, owner, body, endpoint.limits.body_bytes)
+    # A random id, because callers choose the id of the request and another caller must not guess this one.
+    id = f"resp_{uuid4().hex}"
+
+    def builder(metadata: ResponseMetadata, plan: AnswerPlan, _prompt: Sequence[int]) -> ResponseObjectBuilder:
+        return ResponseObjectBuilder(ChatResponseBuilder(metadata, plan), metadata, body)
+
+    keep = partial(_keep, store, owner, body) if body.store else None
+    try:
+        return await endpoint.converse(chat_request_of(body, before), http, id, builder, keep)
+    except ApiError as error:
+        raise responses_error(error) from error
+    except RequestError as error:
+        raise responses_error(api_error(error)) from error
+
+
+async def _conversation(store: ResponseStoreClient, owner: str, body: ResponsesRequest, max_bytes: int) -> list[Item]:
+    """Return the items before the input of a request. Raises an `ApiError` if its previous response is not usable."""
+    if body.previous_response_id is None:
+        return []
+    field = "previous_response_id"
+    try:
+        turns = await store.chain(owner, body.previous_response_id, max_bytes)
+    except RequestError as error:
+        code = "previous_response_not_found" if isinstance(error, ResponseNotFoundError) else None
+        raise ApiError.bad_request(str(error), field, code) from None
+    items = [item for turn in turns for part in (turn.input, turn.output) for item in parsed_items(part)]
+    if (count := len(items) + len(items_of(body))) > CALLS_MAX:
+        raise ApiError.bad_request(
+            f"the conversation has {count} items; it may have up to {CALLS_MAX}. Start a new one with the items that "
+            "matter in input.",
+            field,
+        )
+    return items
+
+
+async def _keep(store: ResponseStoreClient, owner: str, body: ResponsesRequest, sent: BaseModel) -> None:
+    """Store the response that `sent` is or holds, if any, and set its field `store` to whether that worked."""
+    response = sent.response if isinstance(sent, ResponseEvent) else sent
+    if not isinstance(response, ResponseObject):
+        return
+    stored = StoredResponse(
+        id=response.id,
+        previous=response.previous_response_id,
+        input=json.dumps(stored_items(items_of(body), response.id), ensure_ascii=False),
+        response=response.model_dump_json(exclude_unset=True),
+    )
+    try:
+        response.store = await store.put(owner, stored)
+    except UnavailableError as error:
+        log.warning("response %s was not stored: %s", response.id, error)
+        response.store = False
+
+
+def _owner(http: Request) -> str:
+    return Exchange.of(http.scope).owner

@@ -1,0 +1,260 @@
+"""The meter as one gateway uses it: each request before it runs, and its usage before the last byte of its answer.
+
+In:    the exchanges of a gateway; a link to the meter of all gateways.
+Out:   grants and refusals as callers see them; records, each sent until the meter confirms it.
+Never: lets a request with limits run without a grant, or keeps an answer from a caller because the meter is away.
+
+A request without limits needs no grant. While the meter is away, such requests are answered and their records wait
+here. Requests with limits wait up to `ADMIT_S` seconds for the meter, and are then refused with 503.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from mars_ray.errors import UnavailableError
+from mars_ray.openai_api.api_error import ApiError
+from mars_ray.platform.usage.token_prices import TokenPrices
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.platform.usage.limit_answers import allowance_headers, limit_error
+from mars_ray.platform.usage.limiter import Granted, LimitedRequest, LimitRefusal, RecentRequest
+from mars_ray.platform.usage.meter import MeterLink, MeterMessage
+from mars_ray.platform.usage.minute_window import WINDOW_S
+from mars_ray.platform.usage.record_spool import RecordSpool
+from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, day_of
+
+log = logging.getLogger(__name__)
+
+ADMIT_S = 5.0
+"""Seconds that a request with limits waits for a meter that does not answer."""
+CONFIRM_S = 10.0
+"""Seconds that an answer waits for its record to be durable. The record is kept and sent later if that takes longer."""
+RENEW_S = 5.0
+"""Seconds between two messages of an idle gateway, by which the meter knows that the gateway lives."""
+RETRY_S = 0.2
+CLIENT_LEFT = 499
+"""Status in the log for a client that disconnected before its answer."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request from its admission until a minute later or until its end, whichever is later."""
+
+    group: UsageGroup
+    limited: LimitedRequest | None
+    """The request with its limits; None without limits."""
+    admitted_s: float
+    counted: bool = False
+
+
+class GatewayMeter:
+    """The meter in one gateway. Use it within one event loop, inside `async with meter.running()`."""
+
+    def __init__(
+        self,
+        link: MeterLink,
+        prices: TokenPrices | None,
+        *,
+        name: str,
+        unix_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.link = link
+        self.refused = Counter[str]()
+        """Requests that a limit refused, by the name of the limit."""
+        self._prices = prices
+        self._name = f"{name}:{uuid4().hex}"
+        self._unix_clock = unix_clock
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self._recent: dict[str, _Running] = {}
+        self._asked: dict[str, tuple[LimitedRequest, asyncio.Future[Granted | LimitRefusal]]] = {}
+        self._ended: list[str] = []
+        self._news = asyncio.Event()
+        self._silent_since_s: float | None = None
+        self._forgot_s = clock()
+        self._spool = RecordSpool(link, clock, self._end_all)
+
+    @property
+    def records_waiting(self) -> int:
+        """Number of records that the meter has not confirmed."""
+        return self._spool.waiting
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Speak with the meter within the block. At its end, the records that still wait are sent."""
+        self._news.set()  # so that the meter starts before the first request
+        asking = asyncio.create_task(self._ask_forever())
+        try:
+            async with self._spool.running(CONFIRM_S):
+                yield
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def admit(self, exchange: Exchange, model: str, prompt_tokens: int, answer_tokens: int) -> None:
+        """Admit a request that may use up to these tokens. Raises an `ApiError` if a limit or the meter refuses it."""
+        id = exchange.meter_id or uuid4().hex
+        group = UsageGroup(day_of(self._unix_clock()), exchange.account, exchange.key or "", model)
+        limited = None
+        if exchange.limits:
+            limited = LimitedRequest(
+                id=id,
+                day=group.day,
+                tokens=prompt_tokens + answer_tokens,
+                price_billionths=self._most(exchange, prompt_tokens, answer_tokens),
+                limits=exchange.limits,
+            )
+            answer = await self._decided(limited)
+            exchange.limit_headers = allowance_headers(answer if isinstance(answer, Granted) else answer.left)
+            if isinstance(answer, LimitRefusal):
+                self.refused[answer.limit] += 1
+                raise limit_error(answer)
+        exchange.meter_id = id
+        self._running[id] = _Running(group, limited, self._clock())
+        if limited:
+            self._recent[id] = self._running[id]
+
+    async def count(self, exchange: Exchange) -> None:
+        """Count an answered request. Returns once its record is durable, or if the meter does not answer."""
+        if running := self._running.get(exchange.meter_id or ""):
+            record = self._record(exchange, running)
+            await self._spool.confirmed(record, CONFIRM_S, reserved=running.limited is not None)
+
+    def end(self, exchange: Exchange) -> None:
+        """End a request that was admitted, however it ended. What was cut counts with the tokens that it used."""
+        if (running := self._running.pop(exchange.meter_id or "", None)) is None or running.counted:
+            return
+        left = exchange.status in (None, CLIENT_LEFT)
+        if exchange.usage and (exchange.usage.tokens or left):
+            self._spool.add(self._record(exchange, running), reserved=running.limited is not None)
+        elif running.limited:
+            self._release(running.limited.id)
+
+    def forget(self, exchange: Exchange) -> None:
+        """End a request that is repeated with the same id unless it was counted. What it used is not counted."""
+        running = self._running.pop(exchange.meter_id or "", None)
+        if running and running.limited and not running.counted:
+            self._release(running.limited.id)
+
+    def _most(self, exchange: Exchange, prompt_tokens: int, answer_tokens: int) -> int:
+        if self._prices:
+            return self._prices.most_billionths(prompt_tokens, answer_tokens)
+        for holder, limits in exchange.limits.items():
+            if limits.money_per_day is not None or limits.money_per_month is not None:
+                log.error("%s has a budget in money, but the serve config sets no prices; its requests fail", holder)
+                message = (
+                    "The key has a budget in money, but this endpoint has no prices. Ask its operator to set prices."
+                )
+                raise ApiError(503, message, type="server_error", code="prices_missing")
+        return 0
+
+    def _record(self, exchange: Exchange, running: _Running) -> UsageRecord:
+        running.counted = True
+        usage = exchange.usage
+        assert usage
+        tokens = (usage.prompt_tokens, usage.cached_tokens, usage.tokens)
+        counts = UsageCounts.of(usage, self._prices.billionths(*tokens) if self._prices else 0)
+        if running.limited:
+            running.limited = replace(running.limited, tokens=counts.tokens)
+        return UsageRecord(exchange.meter_id or "", running.group, counts)
+
+    async def _decided(self, request: LimitedRequest) -> Granted | LimitRefusal:
+        """Return the decision of the meter. Raises an `ApiError` if the meter does not answer in time."""
+        silent_s = 0.0 if self._silent_since_s is None else self._clock() - self._silent_since_s
+        future: asyncio.Future[Granted | LimitRefusal] = asyncio.get_running_loop().create_future()
+        self._asked[request.id] = (request, future)
+        self._news.set()
+        decided = False
+        try:
+            async with asyncio.timeout(max(0.0, ADMIT_S - silent_s)):
+                answer = await future
+            decided = True
+            return answer
+        except TimeoutError:
+            message = "The meter of usage does not answer, so that keys with limits cannot be served. Try again later."
+            raise ApiError(
+                503, message, type="server_error", code="unavailable", headers={"retry-after": f"{ADMIT_S:.0f}"}
+            ) from None
+        finally:
+            del self._asked[request.id]
+            if not decided:  # the meter may have granted it
+                self._release(request.id)
+
+    def _release(self, id: str) -> None:
+        if running := self._recent.get(id):
+            assert running.limited
+            running.limited = replace(running.limited, tokens=0)
+            running.counted = True
+        self._end_all([id])
+
+    def _end_all(self, ids: list[str]) -> None:
+        self._ended += ids
+        self._news.set()
+
+    async def _ask_forever(self) -> None:
+        introduce = False
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._news.wait()
+            self._news.clear()
+            try:
+                introduce = await self._ask(introduce)
+                self._silent_since_s = None
+            except UnavailableError as error:
+                if self._silent_since_s is None:
+                    self._silent_since_s = self._clock()
+                    log.warning("the meter of usage does not answer: %s", error)
+                self._news.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _ask(self, introduce: bool) -> bool:
+        """Send one message, and return whether the meter wants an introduction."""
+        self._forget_old()
+        ended = tuple(self._ended)
+        message = MeterMessage(
+            gateway=self._name,
+            requests=[request for request, _ in self._asked.values()],
+            ended=ended,
+            recent=self._introduction() if introduce else None,
+        )
+        reply = await self.link.sync(message)
+        if reply.introduce:
+            self._news.set()
+            return True
+        del self._ended[: len(ended)]
+        if reply.wait:
+            self._news.set()
+            await asyncio.sleep(RETRY_S)
+        for id, answer in reply.answers.items():
+            if id in self._asked:
+                future = self._asked[id][1]
+                if not future.done():
+                    future.set_result(answer)
+        return False
+
+    def _introduction(self) -> list[RecentRequest]:
+        now_s = self._clock()
+        return [
+            RecentRequest(request=running.limited, age_s=now_s - running.admitted_s, running=not running.counted)
+            for running in self._recent.values()
+            if running.limited
+        ]
+
+    def _forget_old(self) -> None:
+        """Forget the requests that have left the window and have ended, at most once a second."""
+        now_s = self._clock()
+        if now_s - self._forgot_s < 1:
+            return
+        self._forgot_s = now_s
+        self._recent = {
+            id: running
+            for id, running in self._recent.items()
+            if not running.counted or now_s - running.admitted_s <= WINDOW_S + 1
+        }

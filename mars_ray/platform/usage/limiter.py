@@ -1,0 +1,280 @@
+"""Limits per minute and budgets, over the requests of all gateways.
+
+In:    requests before they run, with the most that they may use; what they have used; a clock that never goes back.
+Out:   a grant, or a refusal that says when to try again.
+Never: grants more than a limit in any minute, day or month, counting each running request with the most it may use.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mars_ray.platform.usage.token_prices import BILLIONTHS
+from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.platform.usage.minute_window import MinuteWindow
+from mars_ray.platform.usage.usage_rows import month_of
+
+SILENT_S = 30.0
+"""Seconds after which a gateway that says nothing counts as dead, and its running requests no longer hold quota."""
+FORGET_S = 300.0
+"""Seconds after which a silent gateway is forgotten."""
+
+RefusalKind = Literal["requests", "tokens", "budget", "reserved", "too_large"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedRequest:
+    """A request whose key or account has limits."""
+
+    id: str
+    day: str
+    """Day in UTC on which the request arrived; its budgets are those of this day and its month."""
+    tokens: int
+    """Prompt tokens and the largest number of answered tokens; once the request has ended, the tokens it used."""
+    price_billionths: int
+    """The highest price that the request may have."""
+    limits: Mapping[str, UsageLimits]
+    """Limits by holder: `key:NAME` and `account:NAME`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentRequest:
+    """A request that a gateway has admitted in the last minute or that still runs, for a meter that has restarted."""
+
+    request: LimitedRequest
+    age_s: float
+    """Seconds since its admission."""
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What is left of a limit per minute, for the headers of an answer."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+    """Seconds until all of the limit is available, if no other request arrives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """A request may run. The allowances are the tightest of all holders; None means no limit."""
+
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitRefusal:
+    """A request may not run."""
+
+    kind: RefusalKind
+    limit: str
+    """Name of the limit, a field of `UsageLimits`."""
+    message: str
+    retry_after_s: float = 0.0
+    """Seconds until a retry may succeed; 0 if only another request or another day can."""
+    left: Granted = Granted()
+
+
+@dataclass(slots=True)
+class _Reservation:
+    gateway: str
+    request: LimitedRequest
+    second: int
+
+
+@dataclass(slots=True)
+class _Windows:
+    requests: MinuteWindow
+    tokens: MinuteWindow
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    name: str
+    limit: int
+    amount: int
+    period: str
+    measure: int
+    """Index of the measure: 0 for tokens, 1 for billionths of money."""
+
+
+Spent = Callable[[str, str], Sequence[int]]
+"""Returns the tokens and the billionths of money that a holder has spent in a day or month: `spent(period, holder)`."""
+
+
+class UsageLimiter:
+    """The limiter of all gateways. Use it in one thread."""
+
+    def __init__(self, spent: Spent, clock: Callable[[], float]) -> None:
+        self._spent = spent
+        self._clock = clock
+        self._windows: dict[str, _Windows] = {}
+        self._running: dict[str, _Reservation] = {}
+        self._reserved: dict[tuple[str, str], list[int]] = {}
+        self._heard_s: dict[str, float] = {}
+        self._swept_s = clock()
+
+    def knows(self, gateway: str) -> bool:
+        """Return whether the gateway has introduced itself, and note that it is alive."""
+        known = gateway in self._heard_s
+        if known:
+            self._heard_s[gateway] = self._clock()
+        return known
+
+    def introduce(self, gateway: str, recent: Iterable[RecentRequest]) -> None:
+        """Take over what a gateway has admitted before this limiter began. Does nothing for a gateway it knows."""
+        if self.knows(gateway):
+            return
+        now_s = self._heard_s[gateway] = self._clock()
+        for admitted in recent:
+            if admitted.request.id not in self._running:
+                second = math.floor(now_s - max(0.0, admitted.age_s))
+                self._add(_Reservation(gateway, admitted.request, second), running=admitted.running)
+
+    def admit(self, gateway: str, request: LimitedRequest) -> Granted | LimitRefusal:
+        """Reserve the most that a request may use. Asking again with the id of a running request changes nothing."""
+        now_s = self._clock()
+        self._sweep(now_s)
+        if request.id not in self._running:
+            for holder, limits in request.limits.items():
+                if refusal := self._refusal(holder, limits, request, now_s):
+                    return replace(refusal, left=self._left(request, now_s))
+            self._add(_Reservation(gateway, request, math.floor(now_s)), running=True)
+        return self._left(request, now_s)
+
+    def settle(self, id: str, tokens: int) -> None:
+        """End the reservation of a request that used `tokens`, and give back the rest. Unknown ids are ignored."""
+        if (reservation := self._running.pop(id, None)) is None:
+            return
+        request = reservation.request
+        for holder in request.limits:
+            self._window(holder).tokens.give_back(reservation.second, request.tokens - tokens)
+            for period in (request.day, month_of(request.day)):
+                reserved = self._reserved[period, holder]
+                reserved[0] -= request.tokens
+                reserved[1] -= request.price_billionths
+                if not any(reserved):
+                    del self._reserved[period, holder]
+
+    def _add(self, reservation: _Reservation, *, running: bool) -> None:
+        request = reservation.request
+        for holder in request.limits:
+            windows = self._window(holder)
+            windows.requests.add(reservation.second, 1)
+            windows.tokens.add(reservation.second, request.tokens)
+            for period in (request.day, month_of(request.day)) if running else ():
+                reserved = self._reserved.setdefault((period, holder), [0, 0])
+                reserved[0] += request.tokens
+                reserved[1] += request.price_billionths
+        if running:
+            self._running[request.id] = reservation
+
+    def _window(self, holder: str) -> _Windows:
+        windows = self._windows.setdefault(holder, _Windows(MinuteWindow(), MinuteWindow()))
+        for window in (windows.requests, windows.tokens):
+            window.expire(self._clock())
+        return windows
+
+    def _refusal(self, holder: str, limits: UsageLimits, request: LimitedRequest, now_s: float) -> LimitRefusal | None:
+        budgets = list(_budgets(limits, request))
+        rate = limits.tokens_per_minute
+        sizes = [(budget.name, budget.limit, budget.amount) for budget in budgets]
+        for name, limit, amount in [("tokens_per_minute", rate or request.tokens, request.tokens), *sizes]:
+            if amount > limit:
+                return LimitRefusal(
+                    kind="too_large",
+                    limit=name,
+                    message=f"The request may use {_shown(name, amount)}, and {name} of {_named(holder)} is "
+                    f"{_shown(name, limit)}, so that it can never run. Shorten the prompt or lower max_tokens.",
+                )
+        for budget in budgets:
+            if refusal := self._over_budget(holder, budget):
+                return refusal
+        windows = self._window(holder)
+        if limits.requests_per_minute and (wait_s := windows.requests.wait_s(now_s, 1, limits.requests_per_minute)):
+            message = f"requests_per_minute of {_named(holder)} is {limits.requests_per_minute}, which is used up."
+            return LimitRefusal(kind="requests", limit="requests_per_minute", message=message, retry_after_s=wait_s)
+        if rate and (wait_s := windows.tokens.wait_s(now_s, request.tokens, rate)):
+            message = (
+                f"tokens_per_minute of {_named(holder)} is {rate}; {windows.tokens.total} are used, and the request "
+                f"may use {request.tokens}."
+            )
+            return LimitRefusal(kind="tokens", limit="tokens_per_minute", message=message, retry_after_s=wait_s)
+        return None
+
+    def _over_budget(self, holder: str, budget: _Budget) -> LimitRefusal | None:
+        spent = self._spent(budget.period, holder)[budget.measure]
+        reserved = self._reserved.get((budget.period, holder), (0, 0))[budget.measure]
+        if spent + reserved + budget.amount <= budget.limit:
+            return None
+        left = _shown(budget.name, max(0, budget.limit - spent))
+        message = f"{budget.name} of {_named(holder)} is {_shown(budget.name, budget.limit)}; {left} are left"
+        if spent + budget.amount <= budget.limit:
+            message += f", of which running requests may use {_shown(budget.name, reserved)}."
+            return LimitRefusal(kind="reserved", limit=budget.name, message=message, retry_after_s=1.0)
+        message += f", and the request may use {_shown(budget.name, budget.amount)}."
+        return LimitRefusal(kind="budget", limit=budget.name, message=message)
+
+    def _left(self, request: LimitedRequest, now_s: float) -> Granted:
+        """Return the tightest allowances of the holders of a request."""
+        requests: list[Allowance] = []
+        tokens: list[Allowance] = []
+        for holder, limits in request.limits.items():
+            windows = self._window(holder)
+            for allowances, limit, window in (
+                (requests, limits.requests_per_minute, windows.requests),
+                (tokens, limits.tokens_per_minute, windows.tokens),
+            ):
+                if limit is not None:
+                    allowances.append(Allowance(limit, max(0, limit - window.total), window.reset_s(now_s)))
+        return Granted(
+            requests=min(requests, key=_remaining, default=None), tokens=min(tokens, key=_remaining, default=None)
+        )
+
+    def _sweep(self, now_s: float) -> None:
+        """End the reservations of dead gateways and drop empty windows, at most once a second."""
+        if now_s - self._swept_s < 1:
+            return
+        self._swept_s = now_s
+        silent = {name for name, heard_s in self._heard_s.items() if now_s - heard_s > SILENT_S}
+        if silent:
+            for id in [id for id, held in self._running.items() if held.gateway in silent]:
+                self.settle(id, 0)
+            self._heard_s = {name: s for name, s in self._heard_s.items() if now_s - s <= FORGET_S}
+        for holder in list(self._windows):
+            windows = self._window(holder)
+            if not windows.requests.total and not windows.tokens.total:
+                del self._windows[holder]
+
+
+def _remaining(allowance: Allowance) -> int:
+    return allowance.remaining
+
+
+def _budgets(limits: UsageLimits, request: LimitedRequest) -> Iterator[_Budget]:
+    month = month_of(request.day)
+    for name, limit, period in (
+        ("tokens_per_day", limits.tokens_per_day, request.day),
+        ("tokens_per_month", limits.tokens_per_month, month),
+    ):
+        if limit is not None:
+            yield _Budget(name, limit, request.tokens, period, 0)
+    for name, money, period in (
+        ("money_per_day", limits.money_per_day, request.day),
+        ("money_per_month", limits.money_per_month, month),
+    ):
+        if money is not None:
+            yield _Budget(name, round(money * BILLIONTHS), request.price_billionths, period, 1)
+
+
+def _shown(name: str, amount: int) -> str:
+    return f"{amount / BILLIONTHS:.6g} of money" if name.startswith("money") else f"{amount} tokens"
+
+
+def _named(holder: str) -> str:
+    kind, _, name = holder.partition(":")
+    return f"the {kind} {name!r}"

@@ -1,0 +1,64 @@
+"""Reports of usage: sums by chosen columns, as rows of JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal, get_args
+
+from mars_ray.errors import ConfigError
+from mars_ray.platform.usage.token_prices import BILLIONTHS
+from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageSums, add_up
+
+UsageColumn = Literal["day", "account", "key", "model"]
+COLUMNS: tuple[str, ...] = get_args(UsageColumn)
+DAYS = 366
+"""Maximum number of days of one report."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuery:
+    """The days of a report, and the columns to group by."""
+
+    start: str
+    end: str
+    """Last day of the report."""
+    by: tuple[str, ...]
+
+
+def parse_query(start: date | None, end: date | None, by: str, today: date) -> UsageQuery:
+    """Return a query; the default is from the first day of the month to today. Raises `ConfigError`."""
+    end = end or max(today, start or today)
+    start = start or end.replace(day=1)
+    if not 0 <= (end - start).days < DAYS:
+        raise ConfigError(f"start is {start} and end is {end}; give up to {DAYS} days, the first one first.")
+    columns = tuple(dict.fromkeys(filter(None, (name.strip() for name in by.split(",")))))
+    if unknown := [name for name in columns if name not in COLUMNS]:
+        raise ConfigError(f"usage cannot be grouped by {unknown[0]!r:.80}; choose from {', '.join(COLUMNS)}.")
+    return UsageQuery(start.isoformat(), end.isoformat(), columns)
+
+
+def grouped(sums: UsageSums, by: Sequence[str]) -> UsageSums:
+    """Return the sums of each group of the columns `by`. The other columns are empty."""
+    groups: UsageSums = {}
+    for group, counts in sums.items():
+        kept = UsageGroup(**{name: getattr(group, name) if name in by else "" for name in COLUMNS})
+        add_up(groups, [(kept, counts)])
+    return groups
+
+
+def report_rows(sums: UsageSums, by: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one row for each group of the columns `by`, in their order."""
+    ordered = sorted(grouped(sums, by).items(), key=lambda row: tuple(getattr(row[0], name) for name in by))
+    return [{name: getattr(group, name) for name in by} | _counts(counts) for group, counts in ordered]
+
+
+def _counts(counts: UsageCounts) -> dict[str, Any]:
+    return {
+        "requests": counts.requests,
+        "prompt_tokens": counts.prompt_tokens,
+        "cached_tokens": counts.cached_tokens,
+        "answered_tokens": counts.answered_tokens,
+        "accepted_tokens": sum(counts.accepted.values()),
+        "accepted_by_threshold": dict(sorted(counts.accepted.items())),
+        "price": counts.price_billionths / BILLIONTHS,
+    }
