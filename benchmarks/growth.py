@@ -292,21 +292,21 @@ def serve(sender: Connection) -> None:
     from mars_ray.engine.process.async_engine import AsyncEngine
     from mars_ray.model.resolve import resolve_model
     from mars_ray.openai_api.model_info import ModelInfo
-    from mars_ray.serve.deploy.serve_config import parse_config
+    from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
     from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-    from mars_ray.platform.models.served_models import ModelClients, ServedModels
+    from mars_ray.serve.http.models import ModelClients, OneModel
     from mars_ray.serve.replicas.engine_client import LocalEngineClient
     from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
     async def run() -> None:
-        config = parse_config({"engine": {"compiled": False}})
+        config = parse_config(ServeConfig, {"engine": {"compiled": False}})
         folder = resolve_model("bundled")
         engine, facts = await AsyncEngine.start(config.engine_spec(folder))
         info = ModelInfo(name=config.model_name, created=1, engine=facts)
         client: Any = _Idle(LocalEngineClient(engine, info, EngineMetrics(model="bundled", replica="none")))
         unused: Any = None
-        models = ServedModels(ModelClients(make_endpoint(client, config, folder), unused))
-        app = make_gateway_app(models, unused, config, name="growth")
+        models = OneModel(ModelClients(make_endpoint(client, config, folder), unused))
+        app = make_gateway_app(models, config, name="growth")
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
         serving = asyncio.create_task(server.serve())
         while not server.started:

@@ -24,19 +24,22 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.measure import machine, spread
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.program import run_program
-from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.platform.models.served_models import ModelClients, ServedModels
-from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.platform.accounts.callers import AccountCaller
 from mars_ray.platform.accounts.usage_limits import UsageLimits
-from mars_ray.serve.replicas.engine_client import LocalEngineClient
-from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.meter import MeterLink, UsageMeter
+from mars_ray.program import run_program
+from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
+from mars_ray.serve.http.extension import Extension
+from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.models import ModelClients, OneModel
+from mars_ray.serve.middleware.access import AccessMiddleware
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.replicas.engine_client import LocalEngineClient
+from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 OFF, COUNTED, LIMITED = "off", "counted", "counted and limited"
 BODY = {"model": "bundled", "prompt": "Ann", "max_tokens": 1}
@@ -48,7 +51,13 @@ class LimitedMeter(GatewayMeter):
 
     async def admit(self, exchange: Exchange, model: str, prompt_tokens: int, answer_tokens: int) -> None:
         """Admit a request with limits."""
-        exchange.limits = {"key:bench": HUGE, "account:bench": HUGE}
+        exchange.caller = AccountCaller(
+            key="bench",
+            owner="bench",
+            role="use",
+            service_class=None,
+            limits={"key:bench": HUGE, "account:bench": HUGE},
+        )
         await super().admit(exchange, model, prompt_tokens, answer_tokens)
 
 
@@ -56,8 +65,8 @@ def link_to(storage: str, use_ray: bool) -> MeterLink:
     """Return the link of a gateway to a meter."""
     if not use_ray:
         return UsageMeter(UsageLedger(usage_folder(storage)))
-    from mars_ray.ray_cluster import connect
     from mars_ray.platform.ray.ray_meter import RayMeter
+    from mars_ray.ray_cluster import connect
 
     connect()
     return RayMeter("usage-cost", storage)
@@ -65,7 +74,7 @@ def link_to(storage: str, use_ray: bool) -> MeterLink:
 
 async def gateways(stack: AsyncExitStack, link: MeterLink) -> Mapping[str, httpx2.AsyncClient]:
     """Return a client of each gateway; all gateways share one engine."""
-    config = parse_config({"engine": {"compiled": False}})
+    config = parse_config(ServeConfig, {"engine": {"compiled": False}})
     folder = resolve_model("bundled")
     engine, facts = await AsyncEngine.start(config.engine_spec(folder))
     info = ModelInfo(name=config.model_name, created=1, engine=facts)
@@ -83,9 +92,13 @@ async def _client(
     stack: AsyncExitStack, client: LocalEngineClient, config: ServeConfig, folder: Path, meter: GatewayMeter | None
 ) -> httpx2.AsyncClient:
     unused: Any = None
-    models = ServedModels(ModelClients(make_endpoint(client, config, folder, meter), unused))
+    models = OneModel(ModelClients(make_endpoint(client, config, folder, meter), unused))
+    if meter:
+        await stack.enter_async_context(meter.running())
     await stack.enter_async_context(models.running())
-    app: AccessMiddleware = make_gateway_app(models, unused, config, name="bench")
+    extension = Extension()
+    extension.meter = meter or Meter()
+    app: AccessMiddleware = make_gateway_app(models, config, name="bench", extension=extension)
     transport = httpx2.ASGITransport(app=app)
     return await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://localhost"))
 

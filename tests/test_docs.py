@@ -13,9 +13,8 @@ from _pytest.mark.structures import ParameterSet
 
 from mars_ray.cli.main import app
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.training.config import read_config
-from tests.serve.endpoint_samples import served
+from tests.serve.endpoint_samples import config_of, served
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,7 +57,7 @@ def test_python_runs(
 ) -> None:
     program = compile(block, "an example", "exec")
     if ENDPOINT in block:
-        with served(ServeConfig(storage=str(tmp_path))) as endpoint:
+        with served(config_of(storage=str(tmp_path))) as endpoint:
             exec(compile(block.replace(ENDPOINT, endpoint.url), "an example", "exec"), {"__name__": "__main__"})
     else:
         exec(program, {"__name__": "__main__"})

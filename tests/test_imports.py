@@ -36,7 +36,6 @@ BELOW = {
     "control": {"errors", "ray_private", "storage", "engine"},
     "traces": {"errors", "engine"},
     "openai_api": {"errors", "chat", "data", "engine"},
-    "anthropic_api": {"chat", "openai_api"},
     "batch": SHARED
     | {"machines", "method", "model", "adapter", "chat", "data", "engine", "control", "openai_api", "traces"},
     "serve": SHARED
@@ -49,12 +48,13 @@ BELOW = {
         "engine",
         "control",
         "openai_api",
-        "anthropic_api",
         "traces",
-        "batch",
     },
     "ray_data": {"batch"},
-    "ray_serve": {"serve"},
+    "platform": SHARED
+    | {"adapter", "batch", "chat", "cli", "control", "engine", "model", "openai_api", "serve", "traces"},
+    "installed": {"serve", "platform"},
+    "ray_serve": {"installed", "serve", "platform"},
     "load": SHARED | {"data", "measure"},
     "simulate": SHARED | {"machines", "data", "model", "engine", "control", "load"},
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "measure"},
@@ -68,7 +68,7 @@ ROOMS = {
     "engine": ["grammar", "", "kv", "scheduling", "stats", "kernels", "execution", "sampling", "core", "process"],
     "control": ["", "policies", "core", "replica"],
     "batch": ["", "rows", "output", "run", "ray"],
-    "serve": ["", "deploy", "middleware", "replicas", "usage", "batches", "models", "http", "ray"],
+    "serve": ["", "middleware", "deploy", "replicas", "http", "ray"],
     "evaluation": ["", "tasks", "scoring", "calibration", "report", "run"],
     "vllm": ["", "runner", "engine", "agent"],
 }

@@ -9,19 +9,16 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.platform.cli.audit import audit
 from mars_ray.cli.bench import bench_app
 from mars_ray.cli.control import status, threshold_app
 from mars_ray.cli.demo import demo
 from mars_ray.cli.evaluate import evaluate
 from mars_ray.cli.generate import generate
-from mars_ray.platform.cli.keys import accounts_app, keys_app
-from mars_ray.platform.cli.models import models_app
 from mars_ray.cli.plan import plan
 from mars_ray.cli.serve import serve
 from mars_ray.cli.simulate import simulate
 from mars_ray.cli.training import calibrate, prepare, train
-from mars_ray.platform.cli.usage import usage
+from mars_ray.installed import HAS_PLATFORM
 from mars_ray.program import run_program
 
 app = typer.Typer(
@@ -47,17 +44,14 @@ def _options(
     """Handle the options that come before the command."""
 
 
-for command in (status, audit, usage, generate, evaluate, train, prepare, calibrate, serve, demo, simulate, plan):
+for command in (status, generate, evaluate, train, prepare, calibrate, serve, demo, simulate, plan):
     app.command()(command)
-GROUPS = {
-    "bench": bench_app,
-    "keys": keys_app,
-    "accounts": accounts_app,
-    "models": models_app,
-    "threshold": threshold_app,
-}
-for name, group in GROUPS.items():
+for name, group in {"bench": bench_app, "threshold": threshold_app}.items():
     app.add_typer(group, name=name)
+if HAS_PLATFORM:
+    from mars_ray.platform.cli import add_commands
+
+    add_commands(app)
 
 
 def main() -> None:

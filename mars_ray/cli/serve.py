@@ -41,10 +41,13 @@ def serve(
     """Serve a model to OpenAI clients on Ray Serve."""
     from tempfile import TemporaryDirectory
 
+    from mars_ray.installed import clean_up, settings_class
     from mars_ray.serve.deploy.deploy_file import read_deploy_file, share_cpus
     from mars_ray.serve.deploy.environment import set_environment
 
+    settings = settings_class()
     fields = read_deploy_file(
+        settings,
         config,
         model=model,
         adapters=adapter or (),
@@ -66,5 +69,5 @@ def serve(
         source = str(config or "the command line")
         schema = schema_of(fields, source)
         if "RAY_ADDRESS" not in os.environ:
-            schema = schema_of(share_cpus(fields), source)
-        run(schema)
+            schema = schema_of(share_cpus(settings, fields), source)
+        run(schema, settings, clean_up)

@@ -21,6 +21,11 @@ class ModelInfo:
     adapters: tuple[str, ...] = ()
     """Names of the adapters that are served in addition to the model."""
 
+    def all_names(self) -> list["ModelInfo"]:
+        """Return the facts about the model and about each adapter, once for each of their names."""
+        found = [self.by_name(name) for name in (None, *self.served_names, *self.adapters)]
+        return [info for info in found if info]
+
     def by_name(self, name: str | None) -> "ModelInfo | None":
         """Return the facts about the model or adapter `name`, or None if it is unknown. No name means the model."""
         if name in self.adapters:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from mars_ray.platform.anthropic.protocol import ConversationMessage, Tool
 from mars_ray.chat.client_fields import (
     ANTHROPIC_MESSAGE_FIELDS,
     ASSISTANT_FIELDS,
@@ -20,6 +19,7 @@ from mars_ray.chat.client_fields import (
 from mars_ray.chat.conversation import read_messages, read_tools
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.responses_protocol import Item
+from mars_ray.platform.anthropic.protocol import ConversationMessage, Tool
 
 VALUES: list[Any] = ["x", 5, True, {"a": 1}, [{"b": 2}], None]
 USER: dict[str, Any] = {"role": "user", "content": "a"}

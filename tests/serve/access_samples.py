@@ -12,7 +12,7 @@ import uvicorn
 
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.middleware.access import AccessMiddleware
-from mars_ray.platform.accounts.callers import Callers
+from mars_ray.serve.middleware.callers import Callers, KeyCallers
 from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.serve.middleware.scope import OPEN_PATHS
 
@@ -121,7 +121,7 @@ def access(
 ) -> AccessMiddleware:
     return AccessMiddleware(
         inner,
-        callers=Callers(keys.live) if keys else callers,
+        callers=KeyCallers(keys.live) if keys else callers,
         limits=RequestLimits(**limits),
         allowed_hosts=frozenset({"localhost"}),
         retry_after_s=lambda: retry_after_s,

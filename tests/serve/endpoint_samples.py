@@ -5,7 +5,6 @@ import gc
 import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +21,15 @@ from mars_ray.control.replica.heartbeat import send_heartbeat
 from mars_ray.control.replica.lease import Lease
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.installed import HAS_PLATFORM, settings_class
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-from mars_ray.platform.batches.batch_app import make_batch_runner, make_stores
+from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.platform.responses.response_store import ResponseStore, StoredResponse, Turn
-from mars_ray.platform.models.served_models import ModelClients, ServedModels
+from mars_ray.serve.http.models import ModelClients, OneModel
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
-from mars_ray.platform.usage.gateway_meter import GatewayMeter
-from mars_ray.platform.usage.ledger import UsageLedger
-from mars_ray.platform.usage.ledger_files import usage_folder
-from mars_ray.platform.usage.meter import MeterLink, UsageMeter
 from tests.serve.stalls.stalls import longest_s, watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]
@@ -43,32 +37,6 @@ ANSWER = '{"name": "Oscar", "age": 34, "city": "Dallas"}'
 FOLDER = resolve_model("bundled")
 
 T = TypeVar("T")
-
-
-class LocalResponseStore:
-    """A store of responses in this process, in a thread of its own, by a clock that stands."""
-
-    def __init__(self, folder: Path) -> None:
-        self.seconds = 1e9
-        self.core = ResponseStore(folder, clock=lambda: self.seconds)
-        self.calls: list[str] = []
-        self._thread = ThreadPoolExecutor(max_workers=1)
-
-    async def put(self, owner: str, stored: StoredResponse) -> bool:
-        return await self._run(self.core.put, owner, stored)
-
-    async def get(self, owner: str, id: str) -> str:
-        return await self._run(self.core.get, owner, id)
-
-    async def delete(self, owner: str, id: str) -> None:
-        await self._run(self.core.delete, owner, id)
-
-    async def chain(self, owner: str, id: str, max_bytes: int) -> list[Turn]:
-        return await self._run(self.core.chain, owner, id, max_bytes)
-
-    async def _run(self, method: Callable[..., T], *args: Any) -> T:
-        self.calls.append(method.__name__)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, method, *args)
 
 
 class LocalControl:
@@ -113,9 +81,9 @@ class Served:
     gateway: AccessMiddleware
     lease: Lease
     control: LocalControl
-    store: LocalResponseStore
     loop: asyncio.AbstractEventLoop
-    meter: UsageMeter | None
+    platform: Any
+    """What surrounds the core, as `Surrounding`; None with the core alone."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop of the endpoint."""
@@ -132,32 +100,19 @@ class Served:
         return state.running, state.waiting, sum(self.gateway.admission.in_flight.values())
 
 
-def config_of(**fields: Any) -> ServeConfig:
+def config_of(**fields: Any) -> Any:
     """Settings for tests: nothing is compiled."""
     fields["engine"] = {"compiled": False} | fields.get("engine", {})
-    return parse_config(fields)
-
-
-async def run_batches(
-    client: EngineClient, config: ServeConfig, folder: Path, store: LocalResponseStore, meter: MeterLink | None
-) -> None:
-    """Work on the batches of an endpoint that has storage, as the deployment `Batches` does."""
-    if (stores := make_stores(config)) is not None:
-        link = GatewayMeter(meter, config.prices, name="batches") if meter else None
-        models = ServedModels(
-            ModelClients(make_endpoint(client, config, folder, link), LocalControl(config.plan(folder)))
-        )
-        async with models.running():
-            await make_batch_runner(models, store, stores, config, poll_s=0.05).run()
+    return parse_config(settings_class(), fields)
 
 
 @contextmanager
 def served(
-    config: ServeConfig,
+    config: Any,
     wrap: Callable[[EngineClient], EngineClient] = lambda client: client,
     *,
     folder: Path = FOLDER,
-    wrap_meter: Callable[[MeterLink], MeterLink] = lambda link: link,
+    wrap_meter: Callable[[Any], Any] = lambda link: link,
 ) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine, and `wrap_meter`
     between the gateway and the meter of usage."""
@@ -183,23 +138,25 @@ def served(
             plan = config.plan(folder)
             control = LocalControl(plan)
             lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
-            store = LocalResponseStore(stored / "responses")
-            usage = usage_folder(config.storage) if config.storage else stored / "usage"
-            meter = UsageMeter(UsageLedger(usage)) if config.meters_usage else None
-            link = GatewayMeter(wrap_meter(meter), config.prices, name="test") if meter else None
-            models = ServedModels(ModelClients(make_endpoint(wrap(client), config, folder, link), control))
-            gateway = make_gateway_app(models, store, config, name="test")
+            surrounding: Any = None
+            if HAS_PLATFORM:
+                from tests.serve.platform_samples import surround
+
+                surrounding = surround(config, wrap(client), control, folder, stored, wrap_meter)
+                gateway = surrounding.gateway
+            else:
+                clients = ModelClients(make_endpoint(wrap(client), config, folder), control)
+                gateway = make_gateway_app(OneModel(clients), config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)
             serving = asyncio.create_task(server.serve())
             while not server.started:
                 await asyncio.sleep(0.01)
-            working = asyncio.create_task(run_batches(wrap(client), config, folder, store, meter))
+            working = asyncio.create_task(surrounding.work() if surrounding else asyncio.sleep(0))
             port = server.servers[0].sockets[0].getsockname()[1]
             loop = asyncio.get_running_loop()
-            found.append(
-                (Served(f"http://127.0.0.1:{port}", engine, gateway, lease, control, store, loop, meter), server)
-            )
+            running = Served(f"http://127.0.0.1:{port}", engine, gateway, lease, control, loop, surrounding)
+            found.append((running, server))
         except BaseException as error:
             found.append(error)
             raise

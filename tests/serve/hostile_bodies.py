@@ -11,11 +11,12 @@ from pydantic import BaseModel
 
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest
 from mars_ray.platform.accounts.admin_routes import admin_routes
+from mars_ray.platform.anthropic.messages import messages_routes
 from mars_ray.platform.batches.batch_routes import batch_routes
-from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.platform.models.model_routes import model_routes
 from mars_ray.platform.responses.routes import responses_routes
-from mars_ray.serve.http.routes import messages_routes, openai_routes
+from mars_ray.serve.http.control_routes import control_routes
+from mars_ray.serve.http.routes import openai_routes
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH, RESPONSES
 
 BYTES = 2**20

@@ -5,15 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mars_ray.installed import HAS_PLATFORM
 from mars_ray.serve.middleware.api_keys import Key, digest
-from mars_ray.serve.middleware.key_store import KeyStore, LiveKeys, open_key_store
+from mars_ray.serve.middleware.key_store import LiveKeys, open_key_file
 
 BY = "command:tests@here"
 
 
-def key_file(path: Path) -> KeyStore:
+def key_file(path: Path) -> Any:
     """The store of keys in a file."""
-    return open_key_store(path, None)
+    if not HAS_PLATFORM:
+        return open_key_file(path)
+    from mars_ray.platform.accounts.account_store import open_account_store
+
+    return open_account_store(path, None)
 
 
 def add_key(path: Path, name: str, role: str, service_class: str | None = None, **fields: Any) -> str:

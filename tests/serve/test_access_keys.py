@@ -210,7 +210,6 @@ def test_a_rotated_key_owns_what_its_account_stored_and_another_account_owns_non
         call(app, scope_of("/v1/x", [HOST, bearer(key)]))
     exchanges = [Exchange.of(scope) for scope in inner.scopes]
     assert [exchange.owner for exchange in exchanges] == ["team", "team", "bob"]
-    assert [exchange.account for exchange in exchanges] == ["team", "team", "bob"]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), max_size=8), st.booleans())

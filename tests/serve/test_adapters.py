@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from mars_ray.errors import ConfigError
+from mars_ray.installed import settings_class
 from mars_ray.serve.deploy.deploy_file import read_deploy_file
 from tests.serve.adapter_samples import saved_adapter
 from tests.serve.endpoint_samples import config_of, served
@@ -31,7 +32,7 @@ def test_openais_client_finds_each_adapter_as_a_model_and_gets_the_words_of_the_
 
 def test_adapters_on_the_command_line_have_a_name_or_are_for_all_requests(tmp_path: Path) -> None:
     def args(*given: str) -> dict[str, object]:
-        found: dict[str, object] = read_deploy_file(None, adapters=given)["applications"][0]["args"]
+        found: dict[str, object] = read_deploy_file(settings_class(), None, adapters=given)["applications"][0]["args"]
         return found
 
     assert args(str(tmp_path))["adapter"] == str(tmp_path)
@@ -42,7 +43,7 @@ def test_adapters_on_the_command_line_have_a_name_or_are_for_all_requests(tmp_pa
 @pytest.mark.parametrize("given", [["x", "y"], ["a=x", "a=y"], ["=x"], ["a="]], ids=str)
 def test_adapters_that_cannot_be_told_apart_are_refused(given: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"--adapter .*: give DIR once"):
-        read_deploy_file(None, adapters=given)
+        read_deploy_file(settings_class(), None, adapters=given)
 
 
 def test_no_adapter_has_the_name_of_the_model() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from mars_ray.platform.accounts.callers import Callers
-from mars_ray.serve.middleware.key_store import LiveKeys, open_audit_log, open_key_store
+from mars_ray.platform.accounts.account_store import open_account_store, open_audit_log
+from mars_ray.platform.accounts.callers import AccountCallers
+from mars_ray.serve.middleware.key_store import LiveKeys
 from tests.factories.clock import Clock
 from tests.samples import Cli
 from tests.serve.endpoint_samples import Served, config_of, served
@@ -25,7 +26,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def root(storage: str) -> str:
-    return open_key_store("storage", storage).add(BY, name="root", role="operate")
+    return open_account_store("storage", storage).add(BY, name="root", role="operate")
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +115,11 @@ def test_accounts_are_set_listed_and_removed(operator: httpx2.Client) -> None:
 def test_a_bad_request_is_refused_and_changes_nothing(
     storage: str, operator: httpx2.Client, method: str, path: str, body: Any, expected: int
 ) -> None:
-    version = open_key_store("storage", storage).version()
+    version = open_account_store("storage", storage).version()
     answer = operator.request(method, path, json=body) if body is not None else operator.request(method, path)
     assert answer.status_code == expected, answer.text
     assert answer.json()["error"]["message"] and "\n" not in answer.json()["error"]["message"]
-    assert open_key_store("storage", storage).version() == version
+    assert open_account_store("storage", storage).version() == version
 
 
 ROUTES = [
@@ -190,9 +191,9 @@ def test_the_audit_log_says_who_did_what_and_never_a_secret(
 
 def test_a_key_of_another_gateway_works_within_a_second_and_both_share_the_log(storage: str, root: str) -> None:
     clock = Clock()
-    here = LiveKeys(open_key_store("storage", storage), clock)
-    secret = open_key_store("storage", storage).add("key:elsewhere", name="dora", role="use")
-    callers = Callers(here)
+    here = LiveKeys(open_account_store("storage", storage), clock)
+    secret = open_account_store("storage", storage).add("key:elsewhere", name="dora", role="use")
+    callers = AccountCallers(here)
     assert asyncio.run(callers.identify(secret)) is None
     clock.now_s += 1
     found = asyncio.run(callers.identify(secret))

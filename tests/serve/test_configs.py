@@ -10,15 +10,18 @@ import yaml
 from ray.serve._private.build_app import build_app
 
 from mars_ray.errors import ConfigError
+from mars_ray.installed import settings_class
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.ray_serve import build_openai_app
-from mars_ray.serve.deploy.deploy_file import DEPLOYMENTS, read_deploy_file
+from mars_ray.serve.deploy.deploy_file import read_deploy_file
 from mars_ray.serve.deploy.environment import SETTINGS, haproxy_files
-from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
+from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.ray.autoscaling import by_capacity
 from mars_ray.serve.ray.schema import schema_of
 from tests.model.hub_server import running_hub
+
+KIND = settings_class()
 
 FOLDER = Path(__file__).parents[2] / "serve_configs"
 FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "vms")  # which is for Ray alone
@@ -84,7 +87,7 @@ def full() -> Fields:
 
 
 def check(path: Path) -> None:
-    schema_of(read_deploy_file(path), str(path))
+    schema_of(read_deploy_file(KIND, path), str(path))
 
 
 def test_replicas_take_the_commit_a_branch_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,26 +114,29 @@ def test_there_are_files_for_a_laptop_a_cluster_fixed_quality_kubernetes_and_a_r
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_file_is_what_ray_serve_and_the_endpoint_take(path: Path, own_file: Callable[[Path], Path]) -> None:
-    schema = schema_of(read_deploy_file(own_file(path)), str(path))
+    schema = schema_of(read_deploy_file(KIND, own_file(path)), str(path))
     [application] = schema.applications
     assert application.import_path == "mars_ray.ray_serve:build_openai_app"
-    parse_config(application.args)
+    parse_config(KIND, application.args)
     built = deployments_of(application.args | {"model": "bundled", "adapter": None})  # nothing is downloaded for a test
     assert {each.name for each in application.deployments} <= set(built)
 
 
 def test_the_names_a_file_may_use_are_those_that_are_built() -> None:
-    assert set(deployments_of({"storage": "memory://names"})) == set(DEPLOYMENTS)
+    assert set(deployments_of({"storage": "memory://names"})) == set(KIND.deployments)
 
 
 def test_the_file_for_a_laptop_is_what_serve_does_without_a_file() -> None:
-    written, default = read_deploy_file(FOLDER / "laptop.yaml"), read_deploy_file(None)
+    written, default = (
+        read_deploy_file(KIND, FOLDER / "laptop.yaml"),
+        read_deploy_file(KIND, None),
+    )
     [ours], [theirs] = written.pop("applications"), default.pop("applications")
     assert written == default
     assert {name: ours[name] for name in ("name", "route_prefix", "import_path")} == {
         name: theirs[name] for name in ("name", "route_prefix", "import_path")
     }
-    assert parse_config(ours["args"]) == parse_config(theirs["args"])
+    assert parse_config(KIND, ours["args"]) == parse_config(KIND, theirs["args"])
     for said in ours["deployments"]:
         deployment = deployments_of({})[said["name"]]
         assert deployment.num_replicas == said["num_replicas"]
@@ -138,10 +144,10 @@ def test_the_file_for_a_laptop_is_what_serve_does_without_a_file() -> None:
 
 
 def test_the_autoscaled_file_scales_engines_and_asks_for_keys() -> None:
-    [application] = read_deploy_file(FOLDER / "autoscaled.yaml")["applications"]
+    [application] = read_deploy_file(KIND, FOLDER / "autoscaled.yaml")["applications"]
     gateway, engine = application["deployments"]
     assert (gateway["name"], gateway["num_replicas"], engine["name"]) == ("Gateway", 2, "Engine")
-    scaling, config = engine["autoscaling_config"], parse_config(application["args"])
+    scaling, config = engine["autoscaling_config"], parse_config(KIND, application["args"])
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
     assert config.engine.max_num_seqs and scaling["target_ongoing_requests"] < config.engine.max_num_seqs
     assert config.keys and "*" not in config.allowed_hosts
@@ -150,8 +156,8 @@ def test_the_autoscaled_file_scales_engines_and_asks_for_keys() -> None:
 
 
 def test_the_fixed_file_answers_as_one_token_at_a_time_would() -> None:
-    [application] = read_deploy_file(FOLDER / "fixed_threshold.yaml")["applications"]
-    config = parse_config(application["args"])
+    [application] = read_deploy_file(KIND, FOLDER / "fixed_threshold.yaml")["applications"]
+    config = parse_config(KIND, application["args"])
     assert (config.mode, config.control.policy) == ("exact", "fixed")
     assert all("autoscaling_config" not in each for each in application["deployments"])
 
@@ -221,7 +227,7 @@ def test_an_engine_fits_a_pod_and_its_keys_are_mounted() -> None:
 
 def test_a_file_for_kubernetes_given_to_serve_says_what_it_is_for(written: Callable[[Any], Path]) -> None:
     with pytest.raises(ConfigError, match="is for Kubernetes"):
-        read_deploy_file(written(kuberay()[0]))
+        read_deploy_file(KIND, written(kuberay()[0]))
 
 
 # Names and values
@@ -243,7 +249,7 @@ ENGINE: list[str | int] = ["applications", 0, "deployments", 0]
         (["logging_config"], "logging_config", "enable_access_log"),
         (["applications", 0], "applications[0]", "import_path"),
         (["applications", 0, "logging_config"], "applications[0].logging_config", "log_level"),
-        (["applications", 0, "args"], "applications[0].args", ", ".join(ServeConfig.model_fields)),
+        (["applications", 0, "args"], "applications[0].args", ", ".join(KIND.model_fields)),
         (["applications", 0, "args", "engine"], "applications[0].args.engine", "max_kv_tokens"),
         (["applications", 0, "args", "limits"], "applications[0].args.limits", ", ".join(RequestLimits.model_fields)),
         (ENGINE, "applications[0].deployments[0]", "num_replicas"),
@@ -307,29 +313,29 @@ def test_an_impossible_value_is_refused_with_file_and_place(
 def test_what_holds_no_settings_is_refused_by_name(written: Callable[[Any], Path], content: str) -> None:
     path = written(content)
     with pytest.raises(ConfigError, match=r"deploy\.yaml"):
-        read_deploy_file(path)
+        read_deploy_file(KIND, path)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
-        read_deploy_file(tmp_path / "nowhere.yaml")
+        read_deploy_file(KIND, tmp_path / "nowhere.yaml")
 
 
 # What the command line says, and paths
 
 
 def test_the_command_line_takes_the_place_of_the_file(written: Callable[[Any], Path], tmp_path: Path) -> None:
-    fields = read_deploy_file(written(full()), model=str(tmp_path), host="localhost", port=1)
+    fields = read_deploy_file(KIND, written(full()), model=str(tmp_path), host="localhost", port=1)
     assert fields["http_options"] == {"host": "localhost", "port": 1}
     assert fields["applications"][0]["args"]["model"] == str(tmp_path)
 
 
 def test_a_host_beyond_this_machine_needs_keys(written: Callable[[Any], Path]) -> None:
-    with pytest.raises(ConfigError, match="no API keys and no oidc"):
-        read_deploy_file(written(full()), host="0.0.0.0")
+    with pytest.raises(ConfigError, match="no API keys"):
+        read_deploy_file(KIND, written(full()), host="0.0.0.0")
     fields = full()
     put(fields, ["applications", 0, "args"], "keys", "keys.yaml")
-    assert read_deploy_file(written(fields), host="0.0.0.0")["http_options"]["host"] == "0.0.0.0"
+    assert read_deploy_file(KIND, written(fields), host="0.0.0.0")["http_options"]["host"] == "0.0.0.0"
 
 
 def test_relative_paths_start_from_the_working_directory_and_become_absolute(
@@ -342,7 +348,7 @@ def test_relative_paths_start_from_the_working_directory_and_become_absolute(
     fields["applications"][0]["args"] |= {"model": "model", "keys": "keys.yaml"}
     (elsewhere / "deploy.yaml").write_text(yaml.safe_dump(fields))
     monkeypatch.chdir(work)
-    args = read_deploy_file(elsewhere / "deploy.yaml")["applications"][0]["args"]
+    args = read_deploy_file(KIND, elsewhere / "deploy.yaml")["applications"][0]["args"]
     assert (args["model"], args["keys"]) == (str(work / "model"), str(work / "keys.yaml"))
 
 
@@ -352,7 +358,7 @@ def test_a_tilde_is_the_home_of_who_reads_the_file(tmp_path: Path, monkeypatch: 
     (tmp_path / "deploy.yaml").write_text(
         yaml.safe_dump({"applications": [{"args": {"model": "~/model", "keys": "~/keys.yaml"}}]})
     )
-    args = read_deploy_file(tmp_path / "deploy.yaml")["applications"][0]["args"]
+    args = read_deploy_file(KIND, tmp_path / "deploy.yaml")["applications"][0]["args"]
     assert (args["model"], args["keys"]) == (str(tmp_path / "model"), str(tmp_path / "keys.yaml"))
 
 
@@ -361,8 +367,8 @@ def test_the_bundled_model_and_one_that_only_the_nodes_have_stay_as_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bundled").mkdir()
-    assert read_deploy_file(None, model="bundled")["applications"][0]["args"]["model"] == "bundled"
-    assert read_deploy_file(None, model="/models/far")["applications"][0]["args"]["model"] == "/models/far"
+    assert read_deploy_file(KIND, None, model="bundled")["applications"][0]["args"]["model"] == "bundled"
+    assert read_deploy_file(KIND, None, model="/models/far")["applications"][0]["args"]["model"] == "/models/far"
 
 
 def test_an_engine_of_several_gpus_reserves_them_for_each_replica_on_one_node() -> None:
@@ -372,9 +378,9 @@ def test_an_engine_of_several_gpus_reserves_them_for_each_replica_on_one_node() 
 
 
 def test_the_engine_may_be_its_name_alone(written: Callable[[Any], Path]) -> None:
-    assert parse_config({"engine": "vllm"}).engine.engine == "vllm"
+    assert parse_config(KIND, {"engine": "vllm"}).engine.engine == "vllm"
     fields = {"applications": [{"name": "mars", "import_path": "x:y", "args": {"engine": "vllm"}}]}
-    read = read_deploy_file(written(fields), engine={"threads": 2})
+    read = read_deploy_file(KIND, written(fields), engine={"threads": 2})
     assert read["applications"][0]["args"]["engine"] == {"engine": "vllm", "threads": 2}
     with pytest.raises(ConfigError, match=r"engine\.engine: Input should be 'mars' or 'vllm'; it is 'other'"):
-        parse_config({"engine": "other"})
+        parse_config(KIND, {"engine": "other"})

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError, DataError, OutputError
-from mars_ray.serve.middleware.api_keys import KEYS_MAX, Key, KeyTable, Role, digest, parse_keys, role_allows
+from mars_ray.serve.middleware.api_keys import KEYS_MAX, Key, Role, SimpleKeys, digest, parse_keys, role_allows
 from mars_ray.serve.middleware.key_store import CHECK_SECONDS, LiveKeys
 from tests.serve.key_samples import BY, add_key, found, key_file, live_keys
 
@@ -433,9 +433,9 @@ def test_a_grace_without_end_is_refused(path: Path) -> None:
 def test_a_huge_table_is_refused_by_its_size() -> None:
     keys = [Key(name=f"k{n}", role="use", sha256=f"{n:064x}", created=NOW.date()) for n in range(KEYS_MAX + 1)]
     with pytest.raises(ConfigError, match="more than 10000"):
-        KeyTable("keys", keys)
-    whole = KeyTable("keys", keys[:-1])
-    assert parse_keys("keys", whole.to_bytes("json"), "json").keys == whole.keys
+        SimpleKeys("keys", keys)
+    whole = SimpleKeys("keys", keys[:-1])
+    assert parse_keys(SimpleKeys, "keys", whole.to_bytes("json"), "json").keys == whole.keys
 
 
 def test_a_key_of_an_unknown_class_stops_the_start_and_later_only_itself(

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from mars_ray.platform.cli.keys import accounts_app, keys_app
 from mars_ray.errors import ConfigError, DataError, OutputError
+from mars_ray.platform.accounts.account_store import open_account_store, open_audit_log
+from mars_ray.platform.cli.keys import accounts_app, keys_app
 from mars_ray.serve.middleware.api_keys import digest
-from mars_ray.serve.middleware.key_store import open_audit_log, open_key_store
 from tests.serve.key_samples import key_file
 
 
@@ -109,7 +109,7 @@ def test_everything_about_a_key_can_be_given_changed_and_listed(tmp_path: Path) 
     key = keys("add", "--name", "ada", *storage, *more, *limits).stdout.strip()
     new = keys("rotate", "--name", "ada", "--grace", "1h", *storage).stdout.strip()
     assert keys("set", "--name", "ada", "--role", "operate", "--limit", "tokens_per_day=9", *storage).exit_code == 0
-    table = open_key_store("storage", str(tmp_path / "storage")).read()
+    table = open_account_store("storage", str(tmp_path / "storage")).read()
     assert table.find(digest(key)) == table.find(digest(new)) == table.keys[0]
     shown = keys("list", *storage).stdout
     words = ["ada", "operate", "gold", "account=team", "expires=", "old key until", "tokens_per_day=9"]

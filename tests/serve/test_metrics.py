@@ -23,6 +23,7 @@ from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.platform.batches.batch_figures import STALE_S, BatchFigures, FiguresFile
 from mars_ray.platform.batches.storage_paths import BatchFolders
+from mars_ray.platform.metrics import PlatformMetrics
 from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics, openmetrics_text
@@ -237,11 +238,7 @@ def test_figures_of_batches_are_those_of_the_endpoint_and_vanish_with_their_runn
         )
     )
     pages = [
-        samples(
-            merge_metrics([GatewayMetrics(model="m", gateway=name).text(0, None, {}, batches=file.read(now_s))])[
-                0
-            ].decode()
-        )
+        samples(merge_metrics([PlatformMetrics(model="m", gateway=name).text(None, file.read(now_s))])[0].decode())
         for name, now_s in (("f", 1001.0), ("g", 1001.0), ("f", 1000.0 + STALE_S))
     ]
     shown = [{sample: value for sample, value in page.items() if "batch" in sample[0]} for page in pages]

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError, MarsRayError, ServeError, UnknownNameError
-from mars_ray.serve.deploy.model_settings import AddedModel
-from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.platform.models.applications import ApplicationState
 from mars_ray.platform.models.canary import FAILURES, CanaryJudge, CanaryReport
 from mars_ray.platform.models.directory import Directory, ServedModel
 from mars_ray.platform.models.manager import GATEWAY_S, GIB, ModelManager
+from mars_ray.platform.models.model_settings import AddedModel
 from mars_ray.platform.models.registry import Canary, Registry
+from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import VersionedDocument
 
@@ -26,8 +27,8 @@ TWO = AddedModel(model="bundled")
 AT_ONCE = Canary()
 
 
-def config_of(**fields: Any) -> ServeConfig:
-    return parse_config({"controller": "mars"} | fields)
+def config_of(**fields: Any) -> PlatformConfig:
+    return parse_config(PlatformConfig, {"controller": "mars"} | fields)
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Cluster:
     def states(self) -> dict[str, ApplicationState]:
         return dict(self.applications)
 
-    def deploy(self, name: str, config: ServeConfig, settings: AddedModel) -> None:
+    def deploy(self, name: str, config: PlatformConfig, settings: AddedModel) -> None:
         if self.broken == settings.model:
             raise ServeError("no such option")
         assert name not in self.applications

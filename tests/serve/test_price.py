@@ -11,6 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mars_ray.errors import ConfigError, UnavailableError
+from mars_ray.installed import settings_class
 from mars_ray.serve.deploy.deploy_file import read_deploy_file
 from tests.samples import Cli
 from tests.serve.endpoint_clients import http
@@ -103,7 +104,7 @@ def test_an_impossible_price_is_refused_in_one_line_with_its_place_and_value(pri
     path = tmp_path / "deploy.yaml"
     path.write_text(yaml.safe_dump({"applications": [{"args": {"engine": {"price_per_hour": price}}}]}))
     with pytest.raises(ConfigError) as refused:
-        read_deploy_file(path)
+        read_deploy_file(settings_class(), path)
     message = str(refused.value)
     assert message.startswith(f"{path}: applications[0].args.engine.price_per_hour")
     assert message.endswith(f"; it is {price!r}.") and "\n" not in message

@@ -11,11 +11,11 @@ from openai.types.chat import chat_completion_message_param
 from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import ValidationError
 
-from mars_ray.platform.anthropic.error_body import uses_messages_api
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.translate import check_limits
+from mars_ray.platform.anthropic.api_form import uses_messages_api
 from tests.serve.endpoint_clients import MODEL, check_anthropic_error, check_error, http
 from tests.serve.endpoint_samples import MESSAGES, Served
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from mars_ray.errors import ConfigError
+from mars_ray.installed import settings_class
 from mars_ray.load.bench_serve import LoadOptions, bench_serve
 from mars_ray.machines.registry import step_model
 from mars_ray.serve.deploy.deploy_file import read_deploy_file
@@ -94,15 +95,15 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
 def test_an_unknown_machine_in_a_file_is_refused_in_one_line_with_its_place(written: Callable[[str], Path]) -> None:
     path = written("h300/qwen2.5-7b")
     with pytest.raises(ConfigError) as refused:
-        read_deploy_file(path)
+        read_deploy_file(settings_class(), path)
     message = str(refused.value)
     assert message.startswith(f"{path}: applications[0].args.engine.rehearse: ")
     assert "'h300/qwen2.5-7b'" in message and "h200" in message and "\n" not in message
 
 
 def test_the_command_line_names_a_machine(mars_ray: Cli) -> None:
-    fields = read_deploy_file(None, engine={"rehearse": MACHINE})
-    assert parse_config(fields["applications"][0]["args"]).engine.rehearse == MACHINE
+    fields = read_deploy_file(settings_class(), None, engine={"rehearse": MACHINE})
+    assert parse_config(settings_class(), fields["applications"][0]["args"]).engine.rehearse == MACHINE
     code, _, said = mars_ray("serve", "--rehearse", "h300/qwen2.5-7b")
     assert code == 2
     assert "h300/qwen2.5-7b" in said and said.count("\n") == 1
@@ -110,7 +111,7 @@ def test_the_command_line_names_a_machine(mars_ray: Cli) -> None:
 
 def test_the_file_for_rehearsals_has_a_class_that_load_lowers() -> None:
     path = Path(__file__).parents[2] / "serve_configs" / "rehearsal.yaml"
-    config = parse_config(read_deploy_file(path)["applications"][0]["args"])
+    config = parse_config(settings_class(), read_deploy_file(settings_class(), path)["applications"][0]["args"])
     assert config.engine.rehearse and step_model(config.engine.rehearse).max_kv_tokens > 0
     [service_class] = config.classes
     assert service_class.floor and service_class.floor < config.threshold

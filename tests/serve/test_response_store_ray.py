@@ -9,9 +9,9 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from mars_ray.errors import ResponseNotFoundError, UnavailableError
-from mars_ray.ray_cluster import temporary_folder
-from mars_ray.platform.responses.response_store import StoredResponse
 from mars_ray.platform.ray.ray_response_store import RayResponseStore, remove_response_store
+from mars_ray.platform.responses.response_store import StoredResponse
+from mars_ray.ray_cluster import temporary_folder
 from tests.serve.cluster_samples import STEP_SECONDS, Cluster, cluster, deploy_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]

@@ -17,20 +17,23 @@ from mars_ray.engine.process.messages import EngineFacts
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.serve.deploy.model_settings import AddedModel
-from mars_ray.serve.deploy.serve_config import ServeConfig
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.platform.models.served_models import ModelClients, ServedModels
+from mars_ray.platform.gateway import Platform as Extension
 from mars_ray.platform.models.applications import ApplicationState
 from mars_ray.platform.models.canary import CanaryReport
 from mars_ray.platform.models.directory import Directory, ServedVersion
 from mars_ray.platform.models.manager import ModelManager
+from mars_ray.platform.models.model_settings import AddedModel
+from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.models import ModelClients
 from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import FileDocument
-from tests.serve.endpoint_samples import ANSWER, FOLDER, MESSAGES, LocalControl, LocalResponseStore, config_of
+from tests.serve.endpoint_samples import ANSWER, FOLDER, MESSAGES, LocalControl, config_of
 from tests.serve.key_samples import add_key
+from tests.serve.platform_samples import LocalResponseStore
 from tests.serve.request_samples import LEAST as SMALLEST
 
 LEAST = {path: {name: value for name, value in body.items() if name != "model"} for path, body in SMALLEST.items()}
@@ -47,7 +50,7 @@ class Applications:
     def states(self) -> Mapping[str, ApplicationState]:
         return self.running
 
-    def deploy(self, name: str, config: ServeConfig, settings: AddedModel) -> None:
+    def deploy(self, name: str, config: PlatformConfig, settings: AddedModel) -> None:
         self.running[name] = ApplicationState("deploying" if self.held else "running")
 
     def delete(self, name: str) -> None:
@@ -60,7 +63,7 @@ class Applications:
 class Manager:
     """A `ModelsLink` to a manager in this process, which can be away."""
 
-    def __init__(self, config: ServeConfig, folder: Path) -> None:
+    def __init__(self, config: PlatformConfig, folder: Path) -> None:
         self.applications = Applications()
         self.core = ModelManager(
             config, FileDocument(folder / "models.json"), self.applications, AuditLog(None), weight_bytes=lambda _: 1
@@ -184,7 +187,7 @@ async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fiel
     config = config_of(**{"controller": "mars", "model_wait_s": 30} | fields)
     manager = Manager(config, folder)
 
-    def clients(name: str, config: ServeConfig) -> ModelClients:
+    def clients(name: str, config: PlatformConfig) -> ModelClients:
         info = ModelInfo(name=config.model_name, created=1, engine=facts, served_names=config.served_model_names)
         client = found.clients[name] = Client(engine, info)
         return ModelClients(make_endpoint(client, config, FOLDER), LocalControl(config.plan(FOLDER)))
@@ -194,7 +197,8 @@ async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fiel
 
     found = Platform(manager, None, None)  # type: ignore[arg-type]  # set below
     models = ServedModels(clients("main", config), manager, make, gateway="test", wait_s=config.model_wait_s)
-    app = make_gateway_app(models, LocalResponseStore(folder / "responses"), config, name="test")
+    platform = Extension(config, models, None, LocalResponseStore(folder / "responses"), name="test")
+    app = make_gateway_app(models, config, name="test", extension=platform)
     async with (
         models.running(),
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as http,

@@ -101,7 +101,7 @@ def test_another_keys_response_reads_as_one_that_does_not_exist(ada: OpenAI, bob
 
 def test_an_expired_response_is_unknown(keyed: Keyed, ada: OpenAI) -> None:
     response = ada.responses.create(**PLAIN | {"max_output_tokens": 1}, input="a")
-    keyed.served.store.seconds += DAY_SECONDS
+    keyed.served.platform.store.seconds += DAY_SECONDS
     with pytest.raises(NotFoundError):
         ada.responses.retrieve(response.id)
     with pytest.raises(BadRequestError, match="not found"):
@@ -109,21 +109,21 @@ def test_an_expired_response_is_unknown(keyed: Keyed, ada: OpenAI) -> None:
 
 
 def test_a_response_that_is_not_to_be_stored_does_not_touch_the_store(keyed: Keyed, ada: OpenAI) -> None:
-    keyed.served.store.calls.clear()
+    keyed.served.platform.store.calls.clear()
     response = ada.responses.create(**PLAIN | {"max_output_tokens": 1}, input="a", store=False)
     assert response.store is False  # type: ignore[attr-defined]
     with ada.responses.stream(**PLAIN | {"max_output_tokens": 1}, input="a", store=False) as stream:
         stream.until_done()
-    assert keyed.served.store.calls == []
+    assert keyed.served.platform.store.calls == []
 
 
 def test_a_stream_that_its_caller_leaves_is_not_stored(keyed: Keyed, ada: OpenAI) -> None:
-    keyed.served.store.calls.clear()
+    keyed.served.platform.store.calls.clear()
     stream = ada.responses.create(**PLAIN | {"max_output_tokens": 4000}, input=ASKED, stream=True)
     next(iter(stream))
     stream.close()
     settled(keyed.served)
-    assert keyed.served.store.calls == []
+    assert keyed.served.platform.store.calls == []
 
 
 def test_without_a_store_answers_come_all_the_same_and_say_that_they_are_not_stored(
@@ -131,7 +131,7 @@ def test_without_a_store_answers_come_all_the_same_and_say_that_they_are_not_sto
 ) -> None:
     lost = ResponseStore(tmp_path / "store")
     lost.remove()
-    monkeypatch.setattr(keyed.served.store, "core", lost)
+    monkeypatch.setattr(keyed.served.platform.store, "core", lost)
     response = ada.responses.create(**PLAIN, input=ASKED)
     assert (response.output_text, response.store) == (ANSWER, False)  # type: ignore[attr-defined]
     with ada.responses.stream(**PLAIN, input=ASKED) as stream:

@@ -17,12 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError
-from mars_ray.platform.accounts.oidc_settings import OidcClaims, OidcSettings
-from mars_ray.serve.deploy.serve_config import check_exposure, parse_config
+from mars_ray.installed import settings_class
 from mars_ray.platform.accounts import provider_keys
-from mars_ray.platform.accounts.callers import Callers
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.platform.accounts.callers import AccountCallers, limits_of
+from mars_ray.platform.accounts.oidc_settings import OidcClaims, OidcSettings
 from mars_ray.platform.accounts.provider_keys import REFETCH_S, RENEW_S, STALE_S, ProviderKeys
+from mars_ray.serve.deploy.serve_config import check_exposure, parse_config
+from mars_ray.serve.middleware.exchange import Exchange
 from tests.factories.clock import Clock
 from tests.serve.access_samples import HOST, Client, Inner, access, bearer, call, scope_of
 from tests.serve.issuer_samples import AUDIENCE, EC, RSA, Issuer, issuer
@@ -44,7 +45,7 @@ class Door:
         self.clock, self.inner = Clock(), Inner()
         self.keys = ProviderKeys(settings, self.clock)
         live = live_keys(keys, self.clock) if keys else None
-        self.app = access(self.inner, callers=Callers(live, settings, self.keys, classes=classes))
+        self.app = access(self.inner, callers=AccountCallers(live, settings, self.keys, classes=classes))
 
     def call(self, token: str, path: str = "/v1/x") -> Client:
         return call(self.app, scope_of(path, [HOST, bearer(token)]))
@@ -73,8 +74,8 @@ def b64(data: bytes) -> str:
 def test_a_token_of_the_provider_lets_in_its_account(provider: Issuer, door: Door, kid: str, algorithm: str) -> None:
     assert door.status(provider.token(kid, algorithm)) == 200
     exchange = door.exchange
-    assert (exchange.key, exchange.account, exchange.owner) == ("oidc:ann", "ann", "ann")
-    assert (exchange.service_class, exchange.limits, exchange.operator) == ("standard", {}, "oidc:ann")
+    assert (exchange.key, exchange.owner) == ("oidc:ann", "ann")
+    assert (exchange.service_class, limits_of(exchange), exchange.operator) == ("standard", {}, "oidc:ann")
     assert door.status(provider.token(kid, algorithm), "/metrics") == 403
 
 
@@ -102,7 +103,9 @@ def test_class_and_limits_of_the_account_hold_for_its_tokens(provider: Issuer, t
     for presented in (provider.token(org={"team": "team"}), key):
         assert door.status(presented) == 200
         assert (door.exchange.owner, door.exchange.service_class) == ("team", "gold")
-        assert {holder: limits.tokens_per_day for holder, limits in door.exchange.limits.items()} == {"account:team": 7}
+        assert {holder: limits.tokens_per_day for holder, limits in limits_of(door.exchange).items()} == {
+            "account:team": 7
+        }
 
 
 def test_roles_and_classes_come_from_claims_only_where_they_are_named(provider: Issuer) -> None:
@@ -203,7 +206,7 @@ def test_no_text_with_two_dots_is_let_in_or_an_error_of_the_server(door: Door, p
 def test_without_oidc_a_token_is_an_unknown_key_and_nobody_is_asked(provider: Issuer, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     add_key(path, "ada", "use")
-    app = access(Inner(), callers=Callers(live_keys(path)))
+    app = access(Inner(), callers=AccountCallers(live_keys(path)))
     client = call(app, scope_of("/v1/x", [HOST, bearer(provider.token())]))
     assert (client.status, client.error["code"], provider.asked) == (401, "invalid_api_key", 0)
 
@@ -327,18 +330,18 @@ SETTINGS = {"issuer": "https://id.example", "audience": "mars"}
 )
 def test_a_setting_that_is_not_safe_or_not_known_is_refused_by_name(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_config({"oidc": SETTINGS | fields})
+        parse_config(settings_class(), {"oidc": SETTINGS | fields})
     assert said in str(caught.value)
 
 
 def test_with_tokens_alone_the_endpoint_may_listen_everywhere() -> None:
-    check_exposure("0.0.0.0", parse_config({"oidc": SETTINGS}))
+    check_exposure("0.0.0.0", parse_config(settings_class(), {"oidc": SETTINGS}))
     with pytest.raises(ConfigError):
-        check_exposure("0.0.0.0", parse_config({"storage": "/tmp/x"}))
+        check_exposure("0.0.0.0", parse_config(settings_class(), {"storage": "/tmp/x"}))
 
 
 def test_keys_in_the_storage_need_a_storage() -> None:
-    assert parse_config({"keys": "storage", "storage": "s3://bucket/mars"}).keys == "storage"
-    assert parse_config({"keys": "./storage"}).keys == Path("storage")
+    assert parse_config(settings_class(), {"keys": "storage", "storage": "s3://bucket/mars"}).keys == "storage"
+    assert parse_config(settings_class(), {"keys": "./storage"}).keys == Path("storage")
     with pytest.raises(ConfigError, match="no storage is set"):
-        parse_config({"keys": "storage"})
+        parse_config(settings_class(), {"keys": "storage"})

@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from mars_ray.errors import QueueFullError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.platform.usage.token_prices import TokenPrices
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.platform.accounts.callers import AccountCaller
 from mars_ray.platform.accounts.usage_limits import UsageLimits
 from mars_ray.platform.usage import gateway_meter, record_spool
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_view import LedgerView
 from mars_ray.platform.usage.meter import MeterMessage, MeterReply, UsageMeter
+from mars_ray.platform.usage.token_prices import TokenPrices
 from mars_ray.platform.usage.usage_report import COLUMNS, UsageQuery
 from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, day_of
+from mars_ray.serve.middleware.exchange import Exchange
 
 FOREVER = UsageQuery("0000-01-01", "9999-12-31", COLUMNS)
 NOON = 1_764_072_000.0
@@ -65,9 +66,10 @@ class Link:
 
 
 def exchange(key: str = "ada", status: int | None = 200, **limits: Any) -> Exchange:
-    made = Exchange(request_id="same", method="POST", path="/v1/completions", arrived_unix_s=0, key=key, account="acme")
+    made = Exchange(request_id="same", method="POST", path="/v1/completions", arrived_unix_s=0, key=key, owner="acme")
     made.status = status
-    made.limits = {"account:acme": UsageLimits(**limits)} if limits else {}
+    held = {"account:acme": UsageLimits(**limits)} if limits else {}
+    made.caller = AccountCaller(key=key, owner="acme", role="use", service_class=None, limits=held)
     return made
 
 
@@ -171,9 +173,9 @@ def test_parallel_requests_do_not_overshoot_and_get_headers_that_say_what_is_lef
             )
         assert sum(isinstance(each, Exchange) for each in done) == 10
         [last] = [each for each in done if isinstance(each, Exchange)][-1:]
-        assert last.limit_headers["x-ratelimit-limit-tokens"] == "100"
-        assert last.limit_headers["x-ratelimit-remaining-tokens"] == "0"
-        assert last.limit_headers["x-ratelimit-remaining-requests"] == "40"
+        assert last.headers["x-ratelimit-limit-tokens"] == "100"
+        assert last.headers["x-ratelimit-remaining-tokens"] == "0"
+        assert last.headers["x-ratelimit-remaining-requests"] == "40"
         refused = next(each for each in done if isinstance(each, ApiError))
         assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
         assert 1 <= int(refused.headers["retry-after"]) <= 61

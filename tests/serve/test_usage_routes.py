@@ -17,9 +17,9 @@ from openai import BadRequestError, OpenAI, RateLimitError
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
-from mars_ray.serve.replicas.engine_client import EngineClient
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
+from mars_ray.serve.replicas.engine_client import EngineClient
 from tests.samples import Cli
 from tests.serve.endpoint_clients import MODEL, check_error, connected, head_of, http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served

@@ -12,6 +12,7 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, EmptyDataError
+from mars_ray.installed import settings_class
 from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.simulate.arrivals import SPREAD_S, Arrival, Arrivals
@@ -146,7 +147,7 @@ def test_overload_lowers_the_threshold_and_it_comes_back() -> None:
 
 
 def test_what_ships_lowers_its_threshold_on_an_overloaded_gpu_and_returns_to_lossless_answers() -> None:
-    plan = parse_config({}).plan(resolve_model("bundled"))
+    plan = parse_config(settings_class(), {}).plan(resolve_model("bundled"))
     bounds = bounds_of(plan, [])[STANDARD]
     assert (bounds.ceiling, bounds.floor, bounds.operator_floor) == (1.0, 0.9, 0.9)
     # On the measured machine, a lower threshold gains too little to pay for the accuracy.

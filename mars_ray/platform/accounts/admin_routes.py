@@ -17,11 +17,13 @@ from pydantic import AwareDatetime, BaseModel, Field
 from mars_ray.chat.request_body import RequestBody
 from mars_ray.errors import ConfigError, DataError, OutputError, RunError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.serve.middleware.api_keys import Account, Key, Role
+from mars_ray.platform.accounts.account_store import AccountStore
+from mars_ray.platform.accounts.account_table import Account, AccountKey, AccountTable
+from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.serve.middleware.api_keys import Role
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
-from mars_ray.serve.middleware.key_store import KeyStore, LiveKeys
-from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.storage.audit_log import PAGE_MAX, AuditEvent, AuditLog
 
 YEAR_S = 366 * 86400
@@ -31,8 +33,9 @@ YEAR_S = 366 * 86400
 class Administration:
     """What operators can change and read in a gateway."""
 
-    keys: LiveKeys | None
+    keys: LiveKeys[AccountTable] | None
     """None if the endpoint has no keys."""
+    store: AccountStore | None
     audit: AuditLog
     classes: Collection[str]
     """Classes of service that keys and accounts may name."""
@@ -196,16 +199,16 @@ def _add_account_routes(routes: APIRouter, administration: Administration) -> No
 
 
 @asynccontextmanager
-async def _changing(administration: Administration, service_class: str | None = None) -> AsyncIterator[KeyStore]:
+async def _changing(administration: Administration, service_class: str | None = None) -> AsyncIterator[AccountStore]:
     """Yield the store, and turn its errors into errors for operators."""
-    if administration.keys is None:
+    if administration.keys is None or administration.store is None:
         message = "This endpoint has no keys. Set `keys` in its config file."
         raise ApiError(404, message, type="invalid_request_error", code="no_keys")
     if service_class is not None and service_class not in administration.classes:
         names = ", ".join(administration.classes)
         raise ApiError.bad_request(f"service_class must be one of {names}.", "service_class")
     try:
-        yield administration.keys.store
+        yield administration.store
     except UnknownNameError as error:
         raise ApiError(404, str(error), type="invalid_request_error", code="name_not_found") from None
     except ConfigError as error:
@@ -230,6 +233,6 @@ def _fields(body: RequestBody) -> dict[str, Any]:
     return sent | {"limits": sent["limits"] or {}} if "limits" in sent else sent
 
 
-def _key_object(key: Key) -> KeyObject:
+def _key_object(key: AccountKey) -> KeyObject:
     fields = key.model_dump(include={"name", "role", "service_class", "limits", "expires", "old_expires"})
-    return KeyObject(**fields, account=key.holder, created=key.created.isoformat())
+    return KeyObject(**fields, account=key.owner, created=key.created.isoformat())

@@ -1,4 +1,4 @@
-"""Callers and how they are recognised: by an API key, or by a token of an OpenID Connect provider.
+"""Callers of accounts, recognised by an API key or by a token of an OpenID Connect provider.
 
 In:    the text of a Bearer header.
 Out:   the caller: name, account, role, class and limits.
@@ -15,11 +15,14 @@ import jwt
 
 from mars_ray.errors import ConfigError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.platform.accounts.account_table import Account, AccountTable
 from mars_ray.platform.accounts.oidc_settings import OidcClaims, OidcSettings
-from mars_ray.serve.middleware.api_keys import Account, Role, digest, parse_entry
-from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.platform.accounts.provider_keys import REFETCH_S, ProviderKeys
 from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.serve.middleware.api_keys import Role, digest, parse_entry
+from mars_ray.serve.middleware.callers import Caller, check_class, check_expiry, forbidden, unauthorized
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.key_store import LiveKeys
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +33,19 @@ _KTY = {"R": "RSA", "P": "RSA", "E": "EC"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who sent a request."""
+class AccountCaller(Caller):
+    """Who sent a request. The name of the key is `oidc:ACCOUNT` for a token; the owner is the account."""
 
-    key: str
-    """Name of the key, or `oidc:ACCOUNT`."""
-    account: str
-    role: Role
-    service_class: str | None
-    """None means the first class."""
     limits: Mapping[str, UsageLimits]
-    """Limits by holder, as in `Exchange`."""
+    """Limits that the caller's requests count towards, by holder: `key:NAME` and `account:NAME`."""
 
 
-class Callers:
+def limits_of(exchange: Exchange) -> Mapping[str, UsageLimits]:
+    """Return the limits that a request counts towards, by holder."""
+    return exchange.caller.limits if isinstance(exchange.caller, AccountCaller) else {}
+
+
+class AccountCallers:
     """All who have access. Without `oidc` only keys are accepted, and without `keys` only tokens.
 
     `classes` are the classes of service of the endpoint; None allows all names. Use it on one event loop.
@@ -51,7 +53,7 @@ class Callers:
 
     def __init__(
         self,
-        keys: LiveKeys | None,
+        keys: LiveKeys[AccountTable] | None,
         oidc: OidcSettings | None = None,
         provider: ProviderKeys | None = None,
         *,
@@ -62,7 +64,7 @@ class Callers:
         self._provider = provider or (ProviderKeys(oidc) if oidc else None)
         self._classes = classes
 
-    async def identify(self, presented: str) -> Caller | None:
+    async def identify(self, presented: str) -> AccountCaller | None:
         """Return the caller, or None for an unknown API key.
 
         Raises an `ApiError` 401 for an expired key or a bad token, and 403 for a token whose claims name no account or
@@ -82,49 +84,47 @@ class Callers:
         await self._keys.refresh()
         now = self._keys.now()
         return any(
-            entry.name == key and entry.holder == account and (entry.expires is None or entry.expires > now)
+            entry.name == key and entry.owner == account and (entry.expires is None or entry.expires > now)
             for entry in self._keys.table.keys
         )
 
-    async def limits_of(self, key: str, account: str) -> Mapping[str, UsageLimits]:
-        """Return the limits of a key, unless it was removed, and of its account, by holder."""
-        if self._keys is None:
-            return {}
-        await self._keys.refresh()
-        own = next((entry.limits for entry in self._keys.table.keys if entry.name == key), UsageLimits())
-        return _limits({f"key:{key}": own, f"account:{account}": self._account(account).limits})
+    async def row_caller(self, key: str, account: str) -> AccountCaller:
+        """Return the caller of the row of a batch, with the limits of the key, unless it was removed, and of its
+        account."""
+        limits: Mapping[str, UsageLimits] = {}
+        if self._keys is not None:
+            await self._keys.refresh()
+            own = next((entry.limits for entry in self._keys.table.keys if entry.name == key), UsageLimits())
+            limits = _limits({f"key:{key}": own, f"account:{account}": self._account(account).limits})
+        return AccountCaller(key=key, owner=account, role="use", service_class=None, limits=limits)
 
-    def _by_key(self, presented: str) -> Caller | None:
+    def _by_key(self, presented: str) -> AccountCaller | None:
         sha256 = digest(presented)
         key = self._keys.table.find(sha256) if self._keys else None
         if self._keys is None or key is None:
             return None
-        if key.expired(sha256, self._keys.now()):
-            message = "This API key has expired, or was replaced by a new one. Ask the operator for a new key."
-            raise unauthorized(message, "invalid_api_key")
-        account = self._account(key.holder)
-        service_class = key.service_class or account.service_class
-        if service_class is not None and not self._has_class(service_class):
-            raise _forbidden(f"The class {service_class!r} of this key is not a class of this endpoint.")
-        return Caller(
+        check_expiry(key, sha256, self._keys)
+        account = self._account(key.owner)
+        service_class = check_class(key.service_class or account.service_class, self._classes)
+        return AccountCaller(
             key=key.name,
-            account=key.holder,
+            owner=key.owner,
             role=key.role,
             service_class=service_class,
-            limits=_limits({f"key:{key.name}": key.limits, f"account:{key.holder}": account.limits}),
+            limits=_limits({f"key:{key.name}": key.limits, f"account:{key.owner}": account.limits}),
         )
 
-    async def _by_token(self, token: str, oidc: OidcSettings) -> Caller:
+    async def _by_token(self, token: str, oidc: OidcSettings) -> AccountCaller:
         claims = await self._claims(token, oidc)
         names = _texts(claims, oidc.claims.account)
         try:
             account_name = parse_entry(Account, {"name": names[0] if len(names) == 1 else None}, "token").name
         except ConfigError:
-            raise _forbidden(f"The claim {oidc.claims.account!r} of the token names no account.") from None
+            raise forbidden(f"The claim {oidc.claims.account!r} of the token names no account.") from None
         account = self._account(account_name)
-        return Caller(
+        return AccountCaller(
             key=_token_key(account_name),
-            account=account_name,
+            owner=account_name,
             role=_role(claims, oidc.claims),
             service_class=self._class(claims, oidc.claims, account),
             limits=_limits({f"account:{account_name}": account.limits}),
@@ -174,7 +174,7 @@ class Callers:
         candidates = claimed or ([account.service_class] if account.service_class else [])
         known = [name for name in candidates if self._has_class(name)]
         if candidates and not known:
-            raise _forbidden("The token or its account names no class of this endpoint.")
+            raise forbidden("The token or its account names no class of this endpoint.")
         return known[0] if known else None
 
     def _has_class(self, name: str) -> bool:
@@ -204,15 +204,6 @@ def _limits(by_holder: Mapping[str, UsageLimits]) -> Mapping[str, UsageLimits]:
     return {holder: limits for holder, limits in by_holder.items() if limits != UsageLimits()}
 
 
-def unauthorized(message: str, code: str) -> ApiError:
-    """Return the 401 error for a request without access."""
-    return ApiError(401, message, type="authentication_error", code=code, headers={"www-authenticate": "Bearer"})
-
-
 def _bad_token(reason: str) -> ApiError:
     log.info("a token was refused: %s", " ".join(reason.split())[:300])
     return unauthorized("The token is not valid: check its signature, issuer, audience and time.", "invalid_token")
-
-
-def _forbidden(message: str) -> ApiError:
-    return ApiError(403, message, type="permission_error", code="access_not_sufficient")

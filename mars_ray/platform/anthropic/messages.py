@@ -1,19 +1,44 @@
-"""Answer requests of Anthropic's Messages API with the endpoint that answers chat completions."""
+"""The routes of Anthropic's Messages API, over the endpoints that answer chat completions."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mars_ray.platform.anthropic.protocol import CountTokensRequest, MessagesRequest, TokenCount
-from mars_ray.platform.anthropic.responses import MessageResponseBuilder
-from mars_ray.platform.anthropic.translate import chat_request
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits
+from mars_ray.platform.anthropic.api_form import MessagesErrorResponse
+from mars_ray.platform.anthropic.protocol import CountTokensRequest, MessagesRequest, TokenCount
+from mars_ray.platform.anthropic.responses import MessageResponse, MessageResponseBuilder
+from mars_ray.platform.anthropic.translate import chat_request
 from mars_ray.serve.http.endpoint import Endpoint, response_id
+from mars_ray.serve.http.models import Models
+from mars_ray.serve.http.routes import ERRORS, STREAM, endpoint_of
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.json_body import JsonRoute
+
+MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorResponse} for status in ERRORS}
+
+
+def messages_routes(models: Models) -> APIRouter:
+    """Return the routes of Anthropic's Messages API."""
+    routes = APIRouter(route_class=JsonRoute, redirect_slashes=False, responses=MESSAGES_ERRORS)
+
+    @routes.post("/v1/messages", response_model=MessageResponse, responses=STREAM)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        return await answer_messages(await endpoint_of(models, body.model, request), body, request)
+
+    @routes.post("/v1/messages/count_tokens")
+    async def count(body: CountTokensRequest, request: Request) -> TokenCount:
+        endpoint = await endpoint_of(models, body.model, request)
+        return await count_tokens(endpoint, body, Exchange.of(request.scope).key or "")
+
+    return routes
 
 
 async def answer_messages(endpoint: Endpoint, body: MessagesRequest, http: Request) -> Response:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from mars_ray.platform.anthropic.error_body import NO_THREADS
 from mars_ray.chat.client_fields import (
     ANTHROPIC_MESSAGE_FIELDS,
     BLOCK_FIELDS,
@@ -23,6 +22,7 @@ from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.platform.anthropic.api_form import NO_THREADS
 
 IGNORED = frozenset(("cache_control", "metadata", "service_tier"))
 """Fields that are accepted without effect: they concern the caller's identity, billing or possible savings."""

@@ -9,18 +9,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from mars_ray.platform.anthropic.protocol import (
-    ConversationMessage,
-    CountTokensRequest,
-    MessagesRequest,
-    Text,
-    TextBlock,
-    ThinkingBlock,
-    Tool,
-    ToolChoice,
-    ToolResultBlock,
-    ToolUseBlock,
-)
 from mars_ray.chat.messages import (
     AssistantMessage,
     CalledFunction,
@@ -38,6 +26,18 @@ from mars_ray.openai_api.protocol import (
     ResponseFormat,
     StreamOptions,
     TextFormat,
+)
+from mars_ray.platform.anthropic.protocol import (
+    ConversationMessage,
+    CountTokensRequest,
+    MessagesRequest,
+    Text,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
 )
 
 

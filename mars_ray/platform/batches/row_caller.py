@@ -15,14 +15,16 @@ from uuid import uuid4
 from fastapi import FastAPI
 from starlette.types import Message
 
+from mars_ray.platform.accounts.callers import AccountCallers
+from mars_ray.platform.api_forms import api_of
 from mars_ray.platform.batches.batch_store import StoredBatch
 from mars_ray.platform.batches.row_calls import RouteAnswer
-from mars_ray.serve.http.error_answers import add_error_handlers
+from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.responses.response_store import ResponseStoreClient
 from mars_ray.platform.responses.routes import responses_routes
+from mars_ray.platform.usage.gateway_meter import GatewayMeter
+from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.routes import STREAM, openai_routes
-from mars_ray.platform.models.served_models import ServedModels
-from mars_ray.platform.accounts.callers import Callers
 from mars_ray.serve.middleware.exchange import Exchange
 
 
@@ -38,14 +40,15 @@ class RowCaller:
         models: ServedModels,
         store: ResponseStoreClient,
         service_class: str,
-        callers: Callers,
+        callers: AccountCallers,
+        meter: GatewayMeter | None,
         observe: Callable[[Exchange], None],
     ) -> None:
         self._app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         add_error_handlers(self._app, lambda: 1)
         self._app.include_router(openai_routes(models))
         self._app.include_router(responses_routes(models, store, STREAM))
-        self._meter = models.main.meter
+        self._meter = meter
         self._service_class = service_class
         self._observe = observe
         self._callers = callers
@@ -64,8 +67,8 @@ class RowCaller:
             arrived_unix_s=time.time(),
             key=batch.key,
             owner=batch.owner,
-            account=batch.owner,
-            limits=await self._callers.limits_of(batch.key, batch.owner),
+            caller=await self._callers.row_caller(batch.key, batch.owner),
+            api=api_of(url),
             meter_id=id,
             service_class=self._service_class,
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mars_ray.cli.control import URL, ApiKey, Url, send_request
-from mars_ray.serve.middleware.key_store import open_audit_log
+from mars_ray.platform.accounts.account_store import open_audit_log
 from mars_ray.storage.audit_log import PAGE_MAX
 
 

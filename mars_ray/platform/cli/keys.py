@@ -16,9 +16,10 @@ import typer
 from mars_ray.cli.control import seconds_of
 from mars_ray.cli.shared import print_line
 from mars_ray.errors import ConfigError
-from mars_ray.serve.middleware.api_keys import Role, utc_now
-from mars_ray.serve.middleware.key_store import CHECK_SECONDS, KeyStore, open_key_store
+from mars_ray.platform.accounts.account_store import AccountStore, open_account_store
 from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.serve.middleware.api_keys import Role, utc_now
+from mars_ray.serve.middleware.key_store import CHECK_SECONDS
 
 keys_app = typer.Typer(help="Add, change, list and remove API keys of endpoints.", no_args_is_help=True)
 accounts_app = typer.Typer(help="Set limits that all keys of an account share.", no_args_is_help=True)
@@ -162,10 +163,10 @@ def remove_account(name: Name, file: File = None, storage: Storage = None) -> No
     print_line(f"removed the limits of account {name!r}.")
 
 
-def _store(file: Path | None, storage: str | None) -> KeyStore:
+def _store(file: Path | None, storage: str | None) -> AccountStore:
     if (file is None) == (storage is None):
         raise ConfigError("give --file for a file of keys, or --storage for the storage of an endpoint.")
-    return open_key_store(file or "storage", storage)
+    return open_account_store(file or "storage", storage)
 
 
 def _fields(

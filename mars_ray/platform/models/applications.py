@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
-from mars_ray.serve.deploy.model_settings import AddedModel
-from mars_ray.serve.deploy.serve_config import ServeConfig
+from mars_ray.platform.models.model_settings import AddedModel
+from mars_ray.platform.platform_config import PlatformConfig
 
 
 class ApplicationState(NamedTuple):
@@ -20,7 +20,7 @@ class Applications(Protocol):
     def states(self) -> Mapping[str, ApplicationState]:
         """Return the state of each application by name."""
 
-    def deploy(self, name: str, config: ServeConfig, settings: AddedModel) -> None:
+    def deploy(self, name: str, config: PlatformConfig, settings: AddedModel) -> None:
         """Begin to deploy the engines of a model. Raises `MarsRayError`."""
 
     def delete(self, name: str) -> None:

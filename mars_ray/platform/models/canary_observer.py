@@ -15,8 +15,8 @@ from mars_ray.engine.chunk import TokenLogprobs
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import MarsRayError
-from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.platform.models.canary import CanaryReport
+from mars_ray.serve.http.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 

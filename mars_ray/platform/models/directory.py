@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mars_ray.serve.deploy.serve_config import ServeConfig
+from mars_ray.platform.platform_config import PlatformConfig
 
 ModelState = Literal["ready", "loading", "asleep", "failed"]
 
@@ -16,7 +16,7 @@ class ServedVersion:
     number: int
     application: str
     """Name of the Serve application of its engines."""
-    config: ServeConfig
+    config: PlatformConfig
     """Settings of an endpoint that has this model alone."""
     share: float
     """Share of the model's requests that this version answers."""

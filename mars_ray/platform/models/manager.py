@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mars_ray.errors import MarsRayError, UnknownNameError, did_you_mean
-from mars_ray.serve.deploy.model_settings import AddedModel, ModelSettings
-from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.platform.models.applications import Applications, ApplicationState, application_prefix
 from mars_ray.platform.models.canary import CanaryJudge, CanaryReport
 from mars_ray.platform.models.directory import Directory, ModelState, ServedModel, ServedVersion
+from mars_ray.platform.models.model_settings import AddedModel
 from mars_ray.platform.models.registry import ModelVersion, RegisteredModel, Registry
+from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.serve.deploy.model_settings import ModelSettings
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import Document
 
@@ -46,7 +47,7 @@ class ModelManager:
 
     def __init__(
         self,
-        config: ServeConfig,
+        config: PlatformConfig,
         document: Document,
         applications: Applications,
         audit: AuditLog,
@@ -211,7 +212,7 @@ class ModelManager:
         state = states.get(name, ApplicationState("deploying"))
         return state, self._failed.get(name) or (state.message if state.status == "failed" else "")
 
-    def _wanted(self) -> dict[str, tuple[ServeConfig, AddedModel]]:
+    def _wanted(self) -> dict[str, tuple[PlatformConfig, AddedModel]]:
         """Return the settings of each application that should run."""
         return {
             self._application(version): (self._config.of_model(name, version.settings), version.settings)
@@ -301,7 +302,7 @@ class ModelManager:
         )
 
     def _delete_unwanted(
-        self, states: Mapping[str, ApplicationState], wanted: Mapping[str, tuple[ServeConfig, AddedModel]]
+        self, states: Mapping[str, ApplicationState], wanted: Mapping[str, tuple[PlatformConfig, AddedModel]]
     ) -> None:
         now_s = self._clock()
         self._gateways = {

@@ -14,13 +14,13 @@ from pydantic import BaseModel, Field
 from mars_ray.chat.request_body import Items, RequestBody
 from mars_ray.errors import ConfigError, InputError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.serve.deploy.model_settings import AddedModel
-from mars_ray.serve.deploy.serve_config import parse_added_model
+from mars_ray.platform.models.directory import Directory, ModelState
+from mars_ray.platform.models.model_settings import AddedModel
+from mars_ray.platform.models.registry import NAME, Canary
 from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
-from mars_ray.platform.models.directory import Directory, ModelState
-from mars_ray.platform.models.registry import NAME, Canary
 
 SETTINGS_BYTES = 64 << 10
 
@@ -132,7 +132,7 @@ def _settings(body: ModelRequest) -> AddedModel:
         message = f"settings take {size} bytes as JSON; they may take {SETTINGS_BYTES}."
         raise ApiError.bad_request(message, "settings")
     try:
-        return parse_added_model(body.settings, "settings")
+        return parse_config(AddedModel, body.settings, "settings")
     except ConfigError as error:
         raise ApiError.bad_request(str(error), "settings") from None
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mars_ray.chat.request_body import RequestBody
 from mars_ray.errors import ConfigError, UnknownNameError, did_you_mean
-from mars_ray.serve.deploy.model_settings import AddedModel
-from mars_ray.serve.deploy.serve_config import ServeConfig
+from mars_ray.platform.models.model_settings import AddedModel
+from mars_ray.platform.platform_config import PlatformConfig
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/@:-]{0,127}$"
 """Pattern of names that are given at run time."""
@@ -76,7 +76,7 @@ class Registry(_Frozen):
     """Digest of the models in the config, so that a changed config takes effect again."""
 
     @classmethod
-    def of_config(cls, config: ServeConfig, before: "Registry | None" = None) -> "Registry":
+    def of_config(cls, config: PlatformConfig, before: "Registry | None" = None) -> "Registry":
         """Return `before` if it came from the same models in the config, else a registry of the config's models."""
         declared = {"name", "model", "served_model_names", "adapters", "access", "models"}
         digest = sha256(config.model_dump_json(include=declared).encode()).hexdigest()

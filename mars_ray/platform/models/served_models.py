@@ -11,18 +11,19 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.platform.models.canary import CanaryReport
 from mars_ray.platform.models.canary_observer import CanaryObserver
+from mars_ray.platform.models.directory import Directory, ServedModel, ServedVersion
 from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.platform.models.canary import CanaryReport
-from mars_ray.platform.models.directory import Directory, ServedModel, ServedVersion
+from mars_ray.serve.http.models import ModelClients, not_running
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +56,6 @@ class ModelsLink(Protocol):
 
     async def describe(self) -> Directory:
         """Return the directory for operators."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelClients:
-    """An endpoint of a version of a model, and the client of its controller."""
-
-    endpoint: Endpoint
-    control: ControlClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +106,7 @@ class ServedModels:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the tokenizers and watch the engines of all models within the block. Raises `ModelError`."""
-        async with self.main.running(), self.main.meter.running() if self.main.meter else nullcontext():
+        async with self.main.running():
             following = asyncio.create_task(self._follow()) if self.link else None
             try:
                 yield
@@ -154,8 +147,8 @@ class ServedModels:
         return [
             served
             for info in (main, *known)
-            for name in (None, *info.served_names, *info.adapters)
-            if (served := info.by_name(name)) and self._directory.allows(served.name, account)
+            for served in info.all_names()
+            if self._directory.allows(served.name, account)
         ]
 
     def endpoints(self) -> list[Endpoint]:
@@ -170,9 +163,7 @@ class ServedModels:
         for model, clients in self._present():
             if model.name == name:
                 return clients.control
-        raise ApiError(
-            404, f"the model {name[:80]!r} does not run here.", type="invalid_request_error", code="model_not_found"
-        )
+        raise not_running(name)
 
     def names(self) -> list[str]:
         """Return the names of the models whose controllers can be asked."""

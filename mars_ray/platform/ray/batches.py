@@ -17,9 +17,9 @@ from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.core.ray_controller import RayController
 from mars_ray.errors import MarsRayError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.platform.batches.batch_app import make_batch_runner, make_stores
-from mars_ray.serve.ray.gateway import ray_models
+from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.ray.gateway import make_meter, make_models
 from mars_ray.platform.ray.ray_response_store import RayResponseStore
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Batches:
     """The runner of batches, as one replica that reserves no CPU."""
 
     async def __init__(  # type: ignore[misc]
-        self, engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle
+        self, engines: DeploymentHandle, config: PlatformConfig, models: DeploymentHandle
     ) -> None:
         os.nice(NICENESS)
         stores = make_stores(config)
@@ -41,10 +41,14 @@ class Batches:
         controller = config.controller or str(serve.get_replica_context().app_name)
         self._control = RayController(controller, config.plan(folder))
         config = config.model_copy(update={"controller": controller})
-        served = ray_models(engines, config, models, name="batches")
+        meter = make_meter(config, "batches")
+        served = make_models(engines, config, models, meter, name="batches")
         self._models = AsyncExitStack()
+        if meter:
+            await self._models.enter_async_context(meter.running())
         await self._models.enter_async_context(served.running())
-        runner = make_batch_runner(served, RayResponseStore(controller), stores, config, report=self._report)
+        responses = RayResponseStore(controller)
+        runner = make_batch_runner(served, responses, stores, config, meter=meter, report=self._report)
         self._running = asyncio.create_task(runner.run())
 
     async def _report(self, backlog: Backlog) -> None:

@@ -20,14 +20,15 @@ from ray.serve.schema import ApplicationStatus
 from mars_ray.adapter.card import resolve_adapters
 from mars_ray.errors import MarsRayError, ServeError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.ray_private import delete_application, deploy_application, kv_get, kv_put
-from mars_ray.serve.deploy.model_settings import AddedModel, ModelSettings
-from mars_ray.serve.deploy.serve_config import ServeConfig
-from mars_ray.serve.middleware.key_store import open_audit_log
+from mars_ray.platform.accounts.account_store import open_audit_log
 from mars_ray.platform.models.applications import ApplicationState, application_prefix
 from mars_ray.platform.models.canary import CanaryReport
 from mars_ray.platform.models.directory import Directory
 from mars_ray.platform.models.manager import ModelManager
+from mars_ray.platform.models.model_settings import AddedModel
+from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.ray_private import delete_application, deploy_application, kv_get, kv_put
+from mars_ray.serve.deploy.model_settings import ModelSettings
 from mars_ray.serve.ray.adapters import put_adapters
 from mars_ray.serve.ray.pinned import pinned_adapter, pinned_model
 from mars_ray.storage.document import Content, Document, Version, VersionedDocument
@@ -49,7 +50,7 @@ _STATUS: Mapping[ApplicationStatus, Any] = {
 class Models:
     """The manager of models, as one replica that reserves no CPU."""
 
-    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits the constructor
+    async def __init__(self, config: PlatformConfig) -> None:  # type: ignore[misc]  # Serve awaits the constructor
         self._application = str(serve.get_replica_context().app_name)
         config = config.model_copy(update={"controller": config.controller or self._application})
         # One thread, because the manager is used by one thread at a time and waits for Serve and for the storage.
@@ -144,9 +145,9 @@ class RayApplications:
                 states[name] = ApplicationState(_STATUS[application.status], message)
         return states
 
-    def deploy(self, name: str, config: ServeConfig, settings: AddedModel) -> None:
+    def deploy(self, name: str, config: PlatformConfig, settings: AddedModel) -> None:
         """Begin to deploy the engines of a model. Raises `MarsRayError`."""
-        from mars_ray.serve.ray.app import added_engines
+        from mars_ray.platform.ray.app import added_engines
 
         try:
             deploy_application(added_engines(config, settings), name)
@@ -204,7 +205,7 @@ def weight_bytes(model: str) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf"))
 
 
-def _document(config: ServeConfig) -> Document:
+def _document(config: PlatformConfig) -> Document:
     if config.storage is None:
         return ClusterDocument(f"models:{config.controller}")
     return VersionedDocument(locate(config.storage) / "accounts" / "models")

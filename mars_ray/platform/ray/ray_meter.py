@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import ray
 
 from mars_ray.errors import MarsRayError
-from mars_ray.ray_cluster import temporary_folder
-from mars_ray.serve.ray.named_actor import NamedActor, remove_actor
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.meter import MeterMessage, MeterReply, UsageMeter
 from mars_ray.platform.usage.usage_report import UsageQuery
 from mars_ray.platform.usage.usage_rows import UsageRecord, UsageSums
+from mars_ray.ray_cluster import temporary_folder
+from mars_ray.serve.ray.named_actor import NamedActor, remove_actor
 from mars_ray.storage.private import private_folder
 
 T = TypeVar("T")

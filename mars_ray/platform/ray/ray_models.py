@@ -9,9 +9,9 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from mars_ray.errors import MarsRayError, UnavailableError
-from mars_ray.ray_private import fresh_request_id
 from mars_ray.platform.models.canary import CanaryReport
 from mars_ray.platform.models.directory import Directory
+from mars_ray.ray_private import fresh_request_id
 
 ASK_S = 5.0
 CHANGE_S = 600.0

@@ -13,8 +13,8 @@ from typing import Any
 import ray
 
 from mars_ray.errors import MarsRayError, UnavailableError
-from mars_ray.ray_cluster import temporary_folder
 from mars_ray.platform.responses.response_store import ResponseStore, StoredResponse, Turn, remove_stale
+from mars_ray.ray_cluster import temporary_folder
 from mars_ray.serve.ray.named_actor import NamedActor, remove_actor
 from mars_ray.storage.private import private_folder
 

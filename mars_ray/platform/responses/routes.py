@@ -25,8 +25,8 @@ from mars_ray.openai_api.response_items import ItemPage, item_page, parsed_items
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.responses_protocol import RESPONSES_PATH, Item, ResponsesRequest
 from mars_ray.openai_api.responses_translate import chat_request_of, items_of, responses_error
-from mars_ray.platform.responses.response_store import ResponseStoreClient, StoredResponse
 from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.platform.responses.response_store import ResponseStoreClient, StoredResponse
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 
@@ -85,7 +85,7 @@ async def create_response(
 ) -> Response:
     """Answer a request, and store the response unless the request declines. Raises `ApiError` and `MarsRayError`."""
     owner = _owner(http)
-    endpoint = await models.find(body.model, Exchange.of(http.scope).account)
+    endpoint = await models.find(body.model, _owner(http))
     before = await _conversation(store, owner, body, endpoint.limits.body_bytes)
     # A random id, because callers choose the id of the request and another caller must not guess this one.
     id = f"resp_{uuid4().hex}"

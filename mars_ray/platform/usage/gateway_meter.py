@@ -19,14 +19,16 @@ from uuid import uuid4
 
 from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.platform.usage.token_prices import TokenPrices
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.platform.accounts.callers import limits_of
 from mars_ray.platform.usage.limit_answers import allowance_headers, limit_error
 from mars_ray.platform.usage.limiter import Granted, LimitedRequest, LimitRefusal, RecentRequest
 from mars_ray.platform.usage.meter import MeterLink, MeterMessage
 from mars_ray.platform.usage.minute_window import WINDOW_S
 from mars_ray.platform.usage.record_spool import RecordSpool
+from mars_ray.platform.usage.token_prices import TokenPrices
 from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, day_of
+from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.middleware.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class _Running:
     counted: bool = False
 
 
-class GatewayMeter:
+class GatewayMeter(Meter):
     """The meter in one gateway. Use it within one event loop, inside `async with meter.running()`."""
 
     def __init__(
@@ -100,18 +102,18 @@ class GatewayMeter:
     async def admit(self, exchange: Exchange, model: str, prompt_tokens: int, answer_tokens: int) -> None:
         """Admit a request that may use up to these tokens. Raises an `ApiError` if a limit or the meter refuses it."""
         id = exchange.meter_id or uuid4().hex
-        group = UsageGroup(day_of(self._unix_clock()), exchange.account, exchange.key or "", model)
+        group = UsageGroup(day_of(self._unix_clock()), exchange.owner, exchange.key or "", model)
         limited = None
-        if exchange.limits:
+        if limits := limits_of(exchange):
             limited = LimitedRequest(
                 id=id,
                 day=group.day,
                 tokens=prompt_tokens + answer_tokens,
                 price_billionths=self._most(exchange, prompt_tokens, answer_tokens),
-                limits=exchange.limits,
+                limits=limits,
             )
             answer = await self._decided(limited)
-            exchange.limit_headers = allowance_headers(answer if isinstance(answer, Granted) else answer.left)
+            exchange.headers = allowance_headers(answer if isinstance(answer, Granted) else answer.left)
             if isinstance(answer, LimitRefusal):
                 self.refused[answer.limit] += 1
                 raise limit_error(answer)
@@ -145,7 +147,7 @@ class GatewayMeter:
     def _most(self, exchange: Exchange, prompt_tokens: int, answer_tokens: int) -> int:
         if self._prices:
             return self._prices.most_billionths(prompt_tokens, answer_tokens)
-        for holder, limits in exchange.limits.items():
+        for holder, limits in limits_of(exchange).items():
             if limits.money_per_day is not None or limits.money_per_month is not None:
                 log.error("%s has a budget in money, but the serve config sets no prices; its requests fail", holder)
                 message = (

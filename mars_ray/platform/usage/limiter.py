@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mars_ray.platform.usage.token_prices import BILLIONTHS
 from mars_ray.platform.accounts.usage_limits import UsageLimits
 from mars_ray.platform.usage.minute_window import MinuteWindow
+from mars_ray.platform.usage.token_prices import BILLIONTHS
 from mars_ray.platform.usage.usage_rows import month_of
 
 SILENT_S = 30.0

@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from mars_ray.errors import ConfigError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.usage_report import UsageQuery, parse_query, report_rows
 from mars_ray.platform.usage.usage_rows import UsageSums
+from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.json_body import JsonRoute
 
 USAGE_PATH = "/v1/usage"
 ALL_USAGE_PATH = "/admin/usage"
@@ -60,7 +60,7 @@ def usage_routes(meter: GatewayMeter | None) -> APIRouter:
         request: Request, start: Day = None, end: Day = None, group_by: GroupBy = "day,model"
     ) -> Response:
         """Return the usage of all keys of the caller's account."""
-        return await report(Exchange.of(request.scope).account, start, end, group_by)
+        return await report(Exchange.of(request.scope).owner, start, end, group_by)
 
     @routes.get(ALL_USAGE_PATH, response_model=UsageReport)
     async def all_usage(

@@ -18,20 +18,16 @@ import yaml
 
 from mars_ray.errors import ConfigError
 from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import BUNDLED, resolve_model
+from mars_ray.model.resolve import resolve_model
 from mars_ray.model.threads import threads_alone
-from mars_ray.serve.deploy.model_settings import ModelSettings, engine_fields
+from mars_ray.serve.deploy.model_settings import engine_fields
 from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, parse_config
-from mars_ray.storage.location import FILE_URL, is_url
 
 APPLICATION = {"name": "mars", "route_prefix": "/", "import_path": "mars_ray.ray_serve:build_openai_app"}
 
-DEPLOYMENTS = ("Gateway", "Engine", "Models", "Batches")
-"""Names of the deployments that `serve.ray.app` builds: the HTTP gateway, the engines of the main model, the manager of
-further models and, with storage, the runner of batches."""
-
 
 def read_deploy_file(
+    settings: type[ServeConfig],
     path: Path | None,
     *,
     model: str | None = None,
@@ -42,6 +38,8 @@ def read_deploy_file(
 ) -> dict[str, Any]:
     """Return the fields of the file at `path`; if `path` is None, return defaults for a single machine.
 
+    `settings` is the class of the endpoint's settings.
+
     The other arguments override those fields. `adapters` are folders or hub names; the prefix `NAME=` marks an adapter
     that callers select by name. `engine` holds fields of `EngineConfig`; for each field that is None, the file's value
     stays. Raises a `ConfigError` that names the file and the field.
@@ -51,7 +49,7 @@ def read_deploy_file(
     http = {"host": "127.0.0.1", "port": 8000} | _mapping(fields, "http_options", source)
     http |= {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     http |= _certificate(http, source)
-    application = _application(fields, source)
+    application = _application(fields, source, settings.deployments)
     args = _mapping(application, "args", f"{source}: applications[0]")
     if "engine" in args:
         args = args | {"engine": engine_fields(args["engine"])}
@@ -62,14 +60,14 @@ def read_deploy_file(
     engine = {name: value for name, value in (engine or {}).items() if value is not None}
     if engine:
         args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | engine}
-    config = parse_config(args, source, "applications[0].args")
+    config = parse_config(settings, args, source, "applications[0].args")
     if config.engine.rehearse is not None:
         args = args | {"engine": args["engine"] | {"rehearse": config.engine.rehearse}}  # with the absolute path
     check_exposure(str(http["host"]), config)
     return (
         {"proxy_location": "HeadOnly", "logging_config": {"enable_access_log": False}}
         | fields
-        | {"http_options": http, "applications": [application | {"args": args | _absolute(config)}]}
+        | {"http_options": http, "applications": [application | {"args": args | _changed(config)}]}
     )
 
 
@@ -112,7 +110,7 @@ def _certificate(http: dict[str, Any], source: str) -> dict[str, Any]:
     return {name: str(Path(str(path)).expanduser().absolute()) for name, path in paths.items()}
 
 
-def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
+def _application(fields: dict[str, Any], source: str, known: Sequence[str]) -> dict[str, Any]:
     applications = fields.get("applications") or [APPLICATION]
     if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
         raise ConfigError(f"{source}: applications: give exactly one application.")
@@ -120,10 +118,10 @@ def _application(fields: dict[str, Any], source: str) -> dict[str, Any]:
     deployments = application.get("deployments") or []
     for number, deployment in enumerate(deployments if isinstance(deployments, list) else ()):
         name = deployment.get("name") if isinstance(deployment, dict) else deployment
-        if name not in DEPLOYMENTS:
+        if name not in known:
             raise ConfigError(
                 f"{source}: applications[0].deployments[{number}]: unknown deployment {name!r}. "
-                f"Known are {', '.join(DEPLOYMENTS)}."
+                f"Known are {', '.join(known)}."
             )
     return application
 
@@ -146,43 +144,18 @@ def _adapters(options: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _absolute(config: ServeConfig) -> dict[str, Any]:
-    """Return the settings that hold relative paths, with these paths made absolute."""
-    paths: dict[str, Any] = {}
-    if isinstance(config.keys, Path):
-        paths["keys"] = str(config.keys.expanduser().absolute())
-    if config.storage is not None and not is_url(config.storage):
-        paths["storage"] = str(Path(config.storage.removeprefix(FILE_URL)).expanduser().absolute())
-    paths |= _absolute_model(config)
-    if config.models:
-        paths["models"] = {
-            name: model.model_dump(mode="json", exclude_unset=True) | _absolute_model(model)
-            for name, model in config.models.items()
-        }
-    return {field: path for field, path in paths.items() if path != getattr(config, field)}
+def _changed(config: ServeConfig) -> dict[str, Any]:
+    """Return the settings whose paths were relative, with absolute paths."""
+    return {name: path for name, path in config.absolute_paths().items() if path != getattr(config, name)}
 
 
-def _absolute_model(model: ModelSettings) -> dict[str, Any]:
-    return {
-        "model": _absolute_path(model.model),
-        "adapter": model.adapter and _absolute_path(model.adapter),
-        "adapters": {name: _absolute_path(adapter) for name, adapter in model.adapters.items()},
-    }
-
-
-def _absolute_path(name: str) -> str:
-    """Return an absolute path if `name` is a folder on this machine; return any other name unchanged."""
-    folder = Path(name).expanduser()
-    return str(folder.absolute()) if name != BUNDLED and folder.exists() else name
-
-
-def share_cpus(fields: dict[str, Any]) -> dict[str, Any]:
+def share_cpus(settings: type[ServeConfig], fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with this machine's CPUs divided among the maximum number of engines.
 
     Raises `ModelError` for a model that cannot be used.
     """
     [application] = fields["applications"]
-    config = parse_config(application.get("args") or {})
+    config = parse_config(settings, application.get("args") or {})
     deployments = application.get("deployments") or []
     engines: dict[str, Any] = next((entry for entry in deployments if entry.get("name") == "Engine"), {})
     autoscaling = engines.get("autoscaling_config") or {}

@@ -5,6 +5,7 @@ Out:   frozen settings; unknown names and impossible values raise errors when th
 Never: repeats a setting that Ray Serve has for the deployments of a config file.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -17,6 +18,7 @@ from mars_ray.engine.options import AtLeastOne, EngineTuning
 from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.machines.registry import step_model
 from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.model.resolve import BUNDLED
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -57,9 +59,6 @@ class ModelSettings(BaseModel):
     """Further adapters, keyed by name. Callers select an adapter as a model, by this name."""
     served_model_names: tuple[str, ...] = ()
     """Further names under which callers may request the model. Answers carry the name that was requested."""
-    access: dict[str, tuple[str, ...]] = {}
-    """Accounts that may use the model or an adapter, keyed by its name. For other accounts it does not exist. Names
-    without an entry are open to all callers."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
     """Mode of requests that do not set one. 'exact' returns the same answers as 'ar', but faster."""
     threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=1)
@@ -94,29 +93,20 @@ class ModelSettings(BaseModel):
         return [name, *self.served_model_names, *self.adapters]
 
 
-class AddedModel(ModelSettings):
-    """Settings of a further model of an endpoint, whose engines start and end while the endpoint runs."""
-
-    model: str
-    """As for the main model. Classes of service that are left out are those of the endpoint."""
-    min_replicas: int = Field(1, ge=1, le=1000)
-    """Number of engines while the model is awake."""
-    max_replicas: int | None = Field(None, ge=1, le=1000)
-    """Maximum number of engines under load; None means `min_replicas`."""
-    sleep_after_s: float | None = Field(None, gt=0)
-    """Seconds without a request after which the engines end. The next request starts them again. None means that only
-    `models_memory_gib` ends them."""
-    ray_actor_options: dict[str, Any] = {}
-    """Resources of each engine in Ray, such as `{num_gpus: 1}`. By default an engine reserves as many CPUs as
-    `engine.threads` says, and none without that setting, because the main model may have them all."""
-
-    @model_validator(mode="after")
-    def _replicas_make_sense(self) -> Self:
-        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas is {self.max_replicas}, below min_replicas, {self.min_replicas}")
-        return self
-
-
 def engine_fields(engine: Any) -> Any:
     """Return the fields of `EngineConfig` for `engine`, which may also be the name of an engine alone."""
     return {"engine": engine} if isinstance(engine, str) else engine
+
+
+def absolute_model(model: ModelSettings) -> dict[str, Any]:
+    """Return the names of a model and its adapters, with the paths of folders on this machine made absolute."""
+    return {
+        "model": _absolute_path(model.model),
+        "adapter": model.adapter and _absolute_path(model.adapter),
+        "adapters": {name: _absolute_path(adapter) for name, adapter in model.adapters.items()},
+    }
+
+
+def _absolute_path(name: str) -> str:
+    folder = Path(name).expanduser()
+    return str(folder.absolute()) if name != BUNDLED and folder.exists() else name

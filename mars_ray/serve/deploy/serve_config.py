@@ -6,7 +6,7 @@ Never: repeats a setting of Ray Serve: replicas, autoscaling, host and port belo
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import is_pydantic_dataclass
@@ -20,10 +20,8 @@ from mars_ray.errors import ConfigError
 from mars_ray.model.card import accuracies, agreements
 from mars_ray.model.resolve import short_name
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.storage_limits import StorageLimits
-from mars_ray.serve.deploy.model_settings import AddedModel, ModelSettings
-from mars_ray.platform.accounts.oidc_settings import OidcSettings
-from mars_ray.platform.usage.token_prices import TokenPrices
+from mars_ray.serve.deploy.model_settings import ModelSettings, absolute_model
+from mars_ray.serve.middleware.key_store import open_key_file
 
 T = TypeVar("T", bound=ModelSettings)
 
@@ -33,16 +31,11 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 class ServeConfig(ModelSettings):
     """Settings of an endpoint and of its main model, which answers requests that name no model."""
 
+    deployments: ClassVar[tuple[str, ...]] = ("Gateway", "Engine")
+    """Names of the deployments of the application: the HTTP gateway, the engines."""
+
     name: str | None = None
     """Name of the model in the API; None means the name of its folder."""
-    models: dict[str, AddedModel] = Field(default_factory=dict)
-    """Further models, keyed by the names under which callers request them. Operators can add more while the endpoint
-    runs (`mars-ray models add`)."""
-    models_memory_gib: float | None = Field(None, gt=0)
-    """Maximum GiB of weights of all further models whose engines run. To start another model, those that were not used
-    for the longest time sleep. None means no limit."""
-    model_wait_s: float = Field(60.0, ge=0)
-    """Maximum seconds that a request waits for a sleeping model. Then it is refused with a `Retry-After`."""
     controller: str | None = None
     """Name of the controller that sets the thresholds. Deployments with the same controller and the same settings are
     controlled together. None means the controller of the Serve application."""
@@ -50,17 +43,9 @@ class ServeConfig(ModelSettings):
     """Maximum number of times that a begun stream moves to another replica because its replica died. At 0, the stream
     ends with an error."""
     limits: RequestLimits = RequestLimits()
-    storage: str | None = None
-    """Folder or object store that keeps files, batches, accounts and usage when the endpoint ends. Every node must
-    reach it. None turns off the routes that need it."""
-    storage_limits: StorageLimits = StorageLimits()
-    keys: Path | Literal["storage"] | None = None
-    """File of API keys and accounts (`mars-ray keys add`), which every node must have, or `storage` to keep them in the
-    storage. An endpoint without keys and without `oidc` listens on the loopback interface only."""
-    oidc: OidcSettings | None = None
-    """OpenID Connect provider whose tokens callers may send instead of keys. Limits of accounts are in `keys`."""
-    prices: TokenPrices | None = None
-    """Prices of tokens, for budgets in money and for reports of usage. None means that usage has no price."""
+    keys: Path | None = None
+    """YAML file of API keys, which every node must have. An endpoint without keys listens on the loopback interface
+    only."""
     allowed_hosts: frozenset[str] = LOOPBACK
     """Names that the endpoint accepts in the Host header; '*' accepts all."""
     web: bool = True
@@ -76,44 +61,40 @@ class ServeConfig(ModelSettings):
         return hosts
 
     @model_validator(mode="after")
-    def _plan_makes_sense(self) -> Self:
-        if self.keys == "storage" and self.storage is None:
-            raise ValueError("keys are in the storage, but no storage is set; set `storage`, or name a file of keys")
-        names = self.names(self.model_name)
-        for name, model in self.models.items():
-            names += model.names(name)
-            self.check_classes(name, model)
+    def _names_differ(self) -> Self:
+        names = self.all_names()
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"{twice!r} names two models or adapters; names must differ")
-        if unknown := next((name for name in self.access if name not in names), None):
-            raise ValueError(f"access: {unknown!r} is neither a model nor an adapter")
         return self
+
+    def all_names(self) -> list[str]:
+        """Return the names that callers may request."""
+        return self.names(self.model_name)
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether only callers with a key or a token have access."""
+        return self.keys is not None
+
+    @property
+    def audit_folder(self) -> str | None:
+        """Folder or URL of the log of operators' acts; None means that they go to the process's log only."""
+        return None
+
+    def absolute_paths(self) -> dict[str, Any]:
+        """Return the settings that hold paths, with these paths made absolute."""
+        paths: dict[str, Any] = {"keys": str(self.keys.expanduser().absolute())} if isinstance(self.keys, Path) else {}
+        return paths | absolute_model(self)
+
+    def check_keys(self) -> None:
+        """Raise a `DataError` or `ConfigError` for keys that cannot be used."""
+        if self.keys is not None:
+            open_key_file(self.keys).read().check_classes([service_class.name for service_class in self.classes])
 
     @property
     def model_name(self) -> str:
         """Name of the model in the API."""
         return self.name or short_name(self.model)
-
-    def check_classes(self, name: str, model: AddedModel) -> None:
-        """Raise a `ValueError` if a model lacks a class of the endpoint, because a key may name each of them."""
-        own = [service_class.name for service_class in self.classes]
-        names = [service_class.name for service_class in model.classes]
-        if "classes" in model.model_fields_set and sorted(names) != sorted(own):
-            raise ValueError(f"models.{name}.classes: name the classes of the endpoint: {', '.join(own)}")
-
-    def of_model(self, name: str, model: AddedModel) -> "ServeConfig":
-        """Return the settings of an endpoint whose main model is a further model of this one."""
-        assert self.controller, "the controllers of further models are named after that of the main one"
-        fields: dict[str, Any] = {field: getattr(model, field) for field in ModelSettings.model_fields}
-        if "classes" not in model.model_fields_set:
-            fields["classes"] = self.classes
-        fields |= {"name": name, "models": {}, "controller": f"{self.controller}:{name}"}
-        return self.model_copy(update=fields)
-
-    @property
-    def meters_usage(self) -> bool:
-        """Whether the endpoint counts usage: if it knows its callers, or has a place to keep the counts."""
-        return self.keys is not None or self.oidc is not None or self.storage is not None
 
     def engine_spec(self, folder: Path, cpus: float = 1.0) -> EngineSpec:
         """Return the spec of an engine for the model in `folder`; Ray has reserved `cpus` CPUs for each replica."""
@@ -146,20 +127,11 @@ class ServeConfig(ModelSettings):
         )
 
 
-def parse_config(fields: dict[str, Any], source: str = "args", path: str = "") -> ServeConfig:
+def parse_config(settings: type[T], fields: dict[str, Any], source: str = "args", path: str = "") -> T:
     """Return the settings in `fields`.
 
     Raises a `ConfigError` that names `source` and the first wrong field by its full path, which begins with `path`.
     """
-    return _parsed(ServeConfig, fields, source, path)
-
-
-def parse_added_model(fields: dict[str, Any], source: str) -> AddedModel:
-    """Return the settings of a further model in `fields`. Raises a `ConfigError` like `parse_config`."""
-    return _parsed(AddedModel, fields, source, "")
-
-
-def _parsed(settings: type[T], fields: dict[str, Any], source: str, path: str) -> T:
     check_names(settings, fields, source, path)
     try:
         return settings.model_validate(fields)
@@ -173,10 +145,10 @@ def _parsed(settings: type[T], fields: dict[str, Any], source: str, path: str) -
 
 def check_exposure(host: str, config: ServeConfig) -> None:
     """Raise a `ConfigError` if other machines could reach an endpoint without keys."""
-    if config.keys is None and config.oidc is None and host not in LOOPBACK:
+    if not config.knows_callers and host not in LOOPBACK:
         raise ConfigError(
-            f"the host is {host!r} and there are no API keys and no oidc: everyone who can reach this machine could "
-            "use the model. Set keys (see `mars-ray keys add`) or oidc, or listen on 127.0.0.1."
+            f"the host is {host!r} and there are no API keys: everyone who can reach this machine could use the model. "
+            "Set keys (see `mars-ray keys add`), or listen on 127.0.0.1."
         )
 
 

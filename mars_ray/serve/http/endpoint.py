@@ -56,6 +56,7 @@ from mars_ray.openai_api.translate import (
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.engine_calls import EngineCalls
 from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunk
+from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.http.streams import (
     EventStreamResponse,
     gather_or_cancel,
@@ -68,7 +69,6 @@ from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProce
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.request_trace import Operation
 from mars_ray.serve.replicas.engine_client import EngineClient
-from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.traces.engine_call import EngineCall
 
 MakeBuilder = Callable[[ResponseMetadata, AnswerPlan, Sequence[int]], ResponseBuilder]
@@ -90,12 +90,12 @@ class Endpoint:
         log_prompts: bool,
         migration_limit: int,
         batch_class: str | None = None,
-        meter: GatewayMeter | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.name = name
         self.client = client
         self.calls = EngineCalls(client, migration_limit)
-        self.meter = meter
+        self._meter = meter or Meter()
         self.tokenizer = tokenizer
         self.limits = limits
         self.default_mode = default_mode
@@ -253,9 +253,8 @@ class Endpoint:
         exchange.usage = ResponseUsage(
             prompt_tokens=sum(map(len, prompts)), max_tokens=lowered_max_tokens(body, requests)
         )
-        if self.meter:
-            answer_tokens = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
-            await self.meter.admit(exchange, model.name, exchange.usage.prompt_tokens, answer_tokens)
+        answer_tokens = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
+        await self._meter.admit(exchange, model.name, exchange.usage.prompt_tokens, answer_tokens)
         calls: Sequence[EngineCall | None] = [None] * len(requests)
         if exchange.trace:
             operation: Operation = "text_completion" if isinstance(body, CompletionRequest) else "chat"
@@ -263,7 +262,7 @@ class Endpoint:
             requests = [call.request for call in traced]
             calls = traced
         generation = Generation(
-            body, requests, http, builder, exchange.usage, model.engine.rehearsal, keep, calls, self.meter
+            body, requests, http, builder, exchange.usage, model.engine.rehearsal, keep, calls, self._meter
         )
         return await (self._stream(generation) if body.stream else self._full(generation))
 

@@ -14,17 +14,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from mars_ray.platform.anthropic.error_body import error_body
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.serve.middleware.exchange import Exchange
-
-NOT_SERVED = (
-    "nothing is served at this path. This server has /v1/chat/completions, /v1/completions, /v1/responses, "
-    "/v1/files, /v1/batches, /v1/messages, /v1/models, /tokenize and /detokenize; /openapi.json describes them."
-)
-"""Message of a 404. It lists the served paths because clients may try OpenAI's other APIs."""
+from mars_ray.serve.middleware.scope import role_of_path
 
 
 def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
@@ -49,7 +43,7 @@ def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
         headers = {"allow": ", ".join(_allowed_methods(request))} if error.status_code == 405 else error.headers
         refusal = ApiError(error.status_code, f"{error.detail}.", type="invalid_request_error", headers=headers)
         if error.status_code == 404:
-            refusal = ApiError(404, NOT_SERVED, type="invalid_request_error", code="unknown_url")
+            refusal = ApiError(404, _not_served(request.app), type="invalid_request_error", code="unknown_url")
         return _response(request, refusal)
 
     @app.exception_handler(ClientDisconnect)
@@ -64,8 +58,14 @@ def add_error_handlers(app: FastAPI, retry_after_s: Callable[[], int]) -> None:
 def _response(request: Request, error: ApiError) -> Response:
     exchange = Exchange.of(request.scope)
     exchange.code = error.code
-    body = error_body(error, exchange.path, exchange.request_id)
+    body = exchange.api.body(error, exchange.request_id)
     return JSONResponse(body, status_code=error.status, headers=error.headers)
+
+
+def _not_served(app: FastAPI) -> str:
+    """Return the message of a 404. It lists the served paths because clients may try OpenAI's other APIs."""
+    paths = [path for path in app.openapi()["paths"] if "{" not in path and role_of_path(path) == "use"]
+    return f"nothing is served at this path. This server has {', '.join(paths)}; /openapi.json describes them."
 
 
 def _allowed_methods(request: Request) -> list[str]:

@@ -7,7 +7,6 @@ Never: imports Ray.
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import chain
@@ -19,32 +18,26 @@ from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.errors import UnavailableError
-from mars_ray.platform.batches.batch_figures import BatchFigures
 from mars_ray.serve.deploy.serve_config import ServeConfig
-from mars_ray.platform.accounts.admin_routes import Administration
-from mars_ray.platform.batches.batch_app import make_stores
-from mars_ray.platform.batches.batch_routes import Stores
 from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.extension import Extension
 from mars_ray.serve.http.gateway_metrics import ROUTES, GatewayMetrics, merge_metrics
-from mars_ray.platform.responses.response_store import ResponseStoreClient
+from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.models import Models
 from mars_ray.serve.http.routes import make_app
-from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.admission import RetryAfter
-from mars_ray.platform.accounts.callers import Callers
+from mars_ray.serve.middleware.callers import KeyCallers
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
-from mars_ray.serve.middleware.key_store import LiveKeys, open_audit_log, open_key_store
-from mars_ray.serve.middleware.scope import OPEN_PATHS, Headers
+from mars_ray.serve.middleware.key_store import LiveKeys, open_key_file
+from mars_ray.serve.middleware.scope import OPEN_PATHS, TOKENIZER_PATHS, Headers
 from mars_ray.serve.replicas.engine_client import EngineClient
-from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.traces.trace_settings import traces_are_on
 from mars_ray.web.pages import open_paths
 
 
-def make_endpoint(
-    client: EngineClient, config: ServeConfig, folder: Path, meter: GatewayMeter | None = None
-) -> Endpoint:
+def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path, meter: Meter | None = None) -> Endpoint:
     """Return the endpoint of the model in `folder`. Without a `meter`, it neither limits nor counts usage."""
     return Endpoint(
         config.model_name,
@@ -60,23 +53,35 @@ def make_endpoint(
     )
 
 
+class KeyFile(Extension):
+    """Access with the keys in the file of `config`; without one, everybody has access."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Read the keys. Raises `DataError` for a file that cannot be used."""
+        if config.keys is not None:
+            store = open_key_file(config.keys)
+            self.callers = KeyCallers(LiveKeys(store, classes=[service_class.name for service_class in config.classes]))
+
+
 def make_gateway_app(
-    models: ServedModels, store: ResponseStoreClient, config: ServeConfig, *, name: str
+    models: Models, config: ServeConfig, *, name: str, extension: Extension | None = None
 ) -> AccessMiddleware:
-    """Return the app. `name` identifies this process in the metrics. Raises `DataError` for bad keys."""
-    traces = open_traces(name)
-    meter = models.main.meter
-    stores = make_stores(config)
-    gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name)
+    """Return the app. `name` identifies this process in the metrics. Raises `DataError` for bad keys.
+
+    Without an `extension`, callers have simple keys.
+    """
+    extension = extension or KeyFile(config)
+    routes = ROUTES | extension.measured_paths
+    traces = open_traces(name, routes)
+    gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name, routes=routes)
     retry_after = RetryAfter()
-    classes = [service_class.name for service_class in config.classes]
 
     async def metrics(accept: str) -> tuple[bytes, str]:
         in_flight = sum(app.admission.in_flight.values())
-        status, batches = await asyncio.gather(status_for_prices(), asyncio.to_thread(batch_figures, stores))
-        text = gateway_metrics.text(in_flight, status, traces.counts(), meter, batches)
+        status, further = await asyncio.gather(status_for_prices(), extension.metrics())
+        text = gateway_metrics.text(in_flight, status, traces.counts())
         engines = await asyncio.gather(*(endpoint.client.metrics() for endpoint in models.endpoints()))
-        return merge_metrics([text, *chain.from_iterable(engines)], accept)
+        return merge_metrics([text, *further, *chain.from_iterable(engines)], accept)
 
     async def status_for_prices() -> ClusterStatus | None:
         """Return the state of the cluster; None if the replicas have no price, or if no controller answers."""
@@ -86,33 +91,21 @@ def make_gateway_app(
             return None
 
     def observe(exchange: Exchange) -> None:
-        if meter:
-            meter.end(exchange)
+        extension.meter.end(exchange)
         traces.end(exchange)
         gateway_metrics.observe(exchange)
         log_exchange(exchange)
         if exchange.usage:
             retry_after.observe(exchange.seconds)
 
-    audit = open_audit_log(config.storage)
-    store_of_keys = open_key_store(config.keys, config.storage, audit) if config.keys else None
-    keys = LiveKeys(store_of_keys, classes=classes) if store_of_keys else None
-    callers = Callers(keys, config.oidc, classes=classes)
     app = AccessMiddleware(
-        make_app(
-            models,
-            store,
-            metrics,
-            Administration(keys, audit, classes),
-            stores=stores,
-            retry_after_s=retry_after.seconds,
-            web=config.web,
-            close=traces.close,
-        ),
-        callers=callers if keys or config.oidc else None,
-        default_class=classes[0],
+        make_app(models, metrics, extension, retry_after_s=retry_after.seconds, web=config.web, close=traces.close),
+        callers=extension.callers,
+        default_class=config.classes[0].name,
         limits=config.limits,
-        storage_limits=config.storage_limits if config.storage else None,
+        api_of=extension.api_of,
+        tokenizer_paths=TOKENIZER_PATHS | extension.tokenizer_paths,
+        uploads=extension.uploads,
         allowed_hosts=config.allowed_hosts,
         retry_after_s=retry_after.seconds,
         observe=observe,
@@ -120,14 +113,6 @@ def make_gateway_app(
         open_paths=OPEN_PATHS | open_paths() if config.web else OPEN_PATHS,
     )
     return app
-
-
-def batch_figures(stores: Stores | None) -> BatchFigures | None:
-    """Return the figures of batches; None without storage, or if the storage does not answer."""
-    try:
-        return stores.figures.read(time.time()) if stores else None
-    except UnavailableError:
-        return None
 
 
 class Traces(NamedTuple):
@@ -140,7 +125,7 @@ class Traces(NamedTuple):
     close: Callable[[], None] = lambda: None
 
 
-def open_traces(gateway: str) -> Traces:
+def open_traces(gateway: str, routes: frozenset[str]) -> Traces:
     """Return the traces of a gateway. Raises `ConfigError` for environment variables that cannot be followed."""
     if not traces_are_on(os.environ):
         return Traces()
@@ -149,5 +134,5 @@ def open_traces(gateway: str) -> Traces:
     from mars_ray.traces.tracer import Tracer
 
     tracer = Tracer(os.environ, instance=gateway)
-    spans = RequestSpans(tracer, ROUTES)
+    spans = RequestSpans(tracer, routes)
     return Traces(spans.begin, spans.end, lambda: asdict(tracer.counts), tracer.close)

@@ -1,6 +1,6 @@
 """Metrics of the HTTP gateway, and the merging of the metrics of several processes into one page.
 
-In:    exchanges; the state of the cluster; figures of batches and usage; the metrics of the engines as text.
+In:    exchanges; the state of the cluster; the metrics of the engines as text.
 Out:   Prometheus text or OpenMetrics text, whichever the scraper accepts.
 Never: lets a caller determine the value of a label: all unknown paths have the same label.
 """
@@ -14,21 +14,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.platform.batches.batch_figures import BatchFigures
-from mars_ray.platform.batches.batch_metrics import BatchMetrics
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.replicas.engine_metrics import SECONDS, openmetrics_text
-from mars_ray.platform.usage.gateway_meter import GatewayMeter
 
 ROUTES = frozenset(
     (
         "/v1/chat/completions",
         "/v1/completions",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
         "/v1/models",
-        "/v1/responses",
-        "/v1/usage",
         "/tokenize",
         "/detokenize",
         "/metrics",
@@ -42,7 +35,8 @@ OPENMETRICS = "application/openmetrics-text"
 class GatewayMetrics:
     """Metrics of one process that accepts HTTP requests."""
 
-    def __init__(self, *, model: str, gateway: str) -> None:
+    def __init__(self, *, model: str, gateway: str, routes: frozenset[str] = ROUTES) -> None:
+        self._routes = routes
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model, "gateway": gateway}
         names = list(self._labels)
@@ -77,15 +71,7 @@ class GatewayMetrics:
             "Spans so far, by outcome: exported, dropped because the queue was full, or failed to be sent.",
             [*names, "outcome"],
         )
-        self._records_waiting = gauge(
-            "mars:usage_records_waiting", "Usage records of requests that the meter has not confirmed.", names
-        )
-        self._limited = gauge(
-            "mars:usage_refused",
-            "Requests so far that a limit of their key or account refused, by limit.",
-            [*names, "limit"],
-        )
-        # Every gateway has the same prices and the same batches, so these samples carry no name of a gateway.
+        # Every gateway has the same prices, so these samples carry no name of a gateway.
         self._price = gauge(
             "mars:price_per_million_tokens",
             "Price of a million generated tokens at the measured tokens per second.",
@@ -96,11 +82,10 @@ class GatewayMetrics:
             "Expected price of a million generated tokens at the present demand, by threshold.",
             ["model_name", "threshold"],
         )
-        self._batches = BatchMetrics(model, self._registry)
 
     def observe(self, exchange: Exchange) -> None:
         """Count an exchange that has ended."""
-        route = exchange.path if exchange.path in ROUTES else OTHER
+        route = exchange.path if exchange.path in self._routes else OTHER
         self._requests.labels(**self._labels, route=route, status=str(exchange.status)).inc()
         exemplar = {"trace_id": exchange.trace.trace_id} if exchange.trace else None
         self._seconds.labels(**self._labels, route=route).observe(exchange.seconds, exemplar)
@@ -114,19 +99,11 @@ class GatewayMetrics:
         in_flight: int,
         status: ClusterStatus | None,
         spans: Mapping[str, int],
-        meter: GatewayMeter | None = None,
-        batches: BatchFigures | None = None,
     ) -> str:
-        """Return all metrics as OpenMetrics text. Prices that `status` lacks, and figures that are None, have no
-        sample."""
+        """Return all metrics as OpenMetrics text. Prices that `status` lacks have no sample."""
         self._in_flight.set(in_flight)
         for outcome, count in spans.items():
             self._spans.labels(**self._labels, outcome=outcome).set(count)
-        if meter:
-            self._records_waiting.labels(**self._labels).set(meter.records_waiting)
-            for limit, count in meter.refused.items():
-                self._limited.labels(**self._labels, limit=limit).set(count)
-        self._batches.show(batches)
         self._price.clear()
         self._expected_price.clear()
         model = self._labels["model_name"]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from mars_ray.platform.anthropic.error_body import error_body, uses_messages_api
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.request import Request as EngineRequest
@@ -23,12 +22,10 @@ from mars_ray.openai_api.api_error import api_error
 from mars_ray.openai_api.deltas import delta_of, split_by_token
 from mars_ray.openai_api.protocol import GenerateRequest
 from mars_ray.openai_api.responses import ResponseBuilder
-from mars_ray.openai_api.responses_protocol import RESPONSES_PATH
-from mars_ray.openai_api.responses_translate import responses_error
 from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.http.streams import DONE, NamedEvent, sent_event
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.traces.engine_call import EngineCall
 
 MAX_RUNNING_CHOICES = 32
@@ -56,12 +53,11 @@ class Generation:
     keep: Keep | None
     calls: Sequence[EngineCall | None]
     """The trace of each engine request; None for each request if the HTTP request is not traced."""
-    meter: GatewayMeter | None = None
+    meter: Meter
 
     async def count(self) -> None:
         """Store the usage of the answer. Call it before the end of the answer is sent."""
-        if self.meter:
-            await self.meter.count(Exchange.of(self.http.scope))
+        await self.meter.count(Exchange.of(self.http.scope))
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the response, which go out with the first chunk of a stream."""
@@ -110,15 +106,13 @@ async def answer_events(
                     if generation.keep:
                         await generation.keep(event)
                     yield sent_event(event)
-            if not uses_messages_api(exchange.path):
+            if exchange.api.ends_with_done:
                 yield DONE
         except MarsRayError as error:
-            refusal = api_error(error, request_id=exchange.request_id)
-            if exchange.path == RESPONSES_PATH:
-                refusal = responses_error(refusal)
+            refusal = exchange.api.translated(api_error(error, request_id=exchange.request_id))
             exchange.code = refusal.code  # for the log, because the status that was sent is 200
-            body = error_body(refusal, exchange.path, exchange.request_id)
-            yield NamedEvent("error", json.dumps(body)) if uses_messages_api(exchange.path) else json.dumps(body)
+            body = json.dumps(exchange.api.body(refusal, exchange.request_id))
+            yield NamedEvent(exchange.api.error_event, body) if exchange.api.error_event else body
 
 
 def count_chunk(chunk: Chunk, usage: ResponseUsage) -> None:

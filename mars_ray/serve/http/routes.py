@@ -19,9 +19,6 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.platform.anthropic.error_body import MessagesErrorResponse
-from mars_ray.platform.anthropic.protocol import CountTokensRequest, MessagesRequest, TokenCount
-from mars_ray.platform.anthropic.responses import MessageResponse
 from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
@@ -33,17 +30,11 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.platform.accounts.admin_routes import Administration, admin_routes
-from mars_ray.platform.batches.batch_routes import Stores, batch_routes
 from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.error_answers import add_error_handlers
-from mars_ray.platform.anthropic.messages import answer_messages, count_tokens
-from mars_ray.platform.models.model_routes import model_routes
-from mars_ray.platform.responses.response_store import ResponseStoreClient
-from mars_ray.platform.responses.routes import responses_routes
-from mars_ray.platform.models.served_models import ServedModels
-from mars_ray.platform.usage.usage_routes import usage_routes
+from mars_ray.serve.http.extension import Extension
+from mars_ray.serve.http.models import Models
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path
@@ -82,7 +73,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse}
     for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 429, 431, 500, 503)
 }
-MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorResponse} for status in ERRORS}
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -114,17 +104,15 @@ class HeadRequests:
 
 
 def make_app(
-    models: ServedModels,
-    store: ResponseStoreClient,
+    models: Models,
     metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
-    administration: Administration,
+    extension: Extension,
     *,
-    stores: Stores | None = None,
     retry_after_s: Callable[[], int] = lambda: 1,
     web: bool = False,
     close: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """Return the app, including the web pages if `web` is set. Without `stores`, it refuses files and batches.
+    """Return the app, including the routes of the extension, and the web pages if `web` is set.
 
     The models run as long as the app does. `close` is called in a thread when the app ends.
     """
@@ -132,7 +120,7 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         try:
-            async with models.running():
+            async with extension.running(), models.running():
                 yield
         finally:
             await asyncio.to_thread(close)
@@ -149,65 +137,45 @@ def make_app(
     app.add_middleware(HeadRequests)
     add_error_handlers(app, retry_after_s)
     app.include_router(openai_routes(models))
-    app.include_router(responses_routes(models, store, STREAM))
-    app.include_router(batch_routes(stores))
-    app.include_router(messages_routes(models))
     app.include_router(health_routes(models.main, metrics))
-    app.include_router(control_routes(models, administration.audit))
-    app.include_router(admin_routes(administration))
-    app.include_router(model_routes(models))
-    app.include_router(usage_routes(models.main.meter))
+    app.include_router(control_routes(models, extension.audit))
+    for routes in extension.routes(models):
+        app.include_router(routes)
     if web:
         app.include_router(web_routes())
     app.openapi()  # now, because building the schema on demand would make all callers wait 0.1 s
     return app
 
 
-def openai_routes(models: ServedModels) -> APIRouter:
+def openai_routes(models: Models) -> APIRouter:
     """Return the routes of OpenAI's API, and vLLM's routes for the tokenizer."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await (await _endpoint(models, body.model, request)).chat(body, request)
+        return await (await endpoint_of(models, body.model, request)).chat(body, request)
 
     @routes.post("/v1/completions", response_model=Completion, responses=STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await (await _endpoint(models, body.model, request)).complete(body, request)
+        return await (await endpoint_of(models, body.model, request)).complete(body, request)
 
     @routes.get("/v1/models")
     async def list_models(request: Request) -> ModelList:
-        return ModelList(data=[_model(info) for info in await models.infos(_account(request))])
+        return ModelList(data=[_model(info) for info in await models.infos(_owner(request))])
 
     @routes.get("/v1/models/{model:path}")
     async def get_model(model: str, request: Request) -> Model:
-        return _model(await (await _endpoint(models, model, request)).check_model(model))
+        return _model(await (await endpoint_of(models, model, request)).check_model(model))
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
-        endpoint = await _endpoint(models, body.model, request)
+        endpoint = await endpoint_of(models, body.model, request)
         return await endpoint.tokenize(body, Exchange.of(request.scope).key or "")
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
-        endpoint = await _endpoint(models, body.model, request)
+        endpoint = await endpoint_of(models, body.model, request)
         return await endpoint.detokenize(body, Exchange.of(request.scope).key or "")
-
-    return routes
-
-
-def messages_routes(models: ServedModels) -> APIRouter:
-    """Return the routes of Anthropic's Messages API."""
-    routes = APIRouter(route_class=JsonRoute, redirect_slashes=False, responses=MESSAGES_ERRORS)
-
-    @routes.post("/v1/messages", response_model=MessageResponse, responses=STREAM)
-    async def messages(body: MessagesRequest, request: Request) -> Response:
-        return await answer_messages(await _endpoint(models, body.model, request), body, request)
-
-    @routes.post("/v1/messages/count_tokens")
-    async def count(body: CountTokensRequest, request: Request) -> TokenCount:
-        endpoint = await _endpoint(models, body.model, request)
-        return await count_tokens(endpoint, body, Exchange.of(request.scope).key or "")
 
     return routes
 
@@ -249,12 +217,13 @@ def health_routes(main: Endpoint, metrics: Callable[[str], Awaitable[tuple[bytes
     return routes
 
 
-def _account(request: Request) -> str:
-    return Exchange.of(request.scope).account
+def _owner(request: Request) -> str:
+    return Exchange.of(request.scope).owner
 
 
-async def _endpoint(models: ServedModels, name: str | None, request: Request) -> Endpoint:
-    return await models.find(name, _account(request))
+async def endpoint_of(models: Models, name: str | None, request: Request) -> Endpoint:
+    """Return the endpoint that answers a request for a model."""
+    return await models.find(name, _owner(request))
 
 
 def _model(model: ModelInfo) -> Model:

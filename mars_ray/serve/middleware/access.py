@@ -20,22 +20,20 @@ from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.platform.anthropic.error_body import error_body, uses_messages_api
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ApiError, api_error, internal_error
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.serve.middleware.admission import Admission
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
+from mars_ray.serve.middleware.api_form import OPENAI, ApiForm, Uploads
 from mars_ray.serve.middleware.api_keys import Role, role_allows
 from mars_ray.serve.middleware.body import BodyStream, drain_body, has_body, read_body, replay_body
-from mars_ray.platform.accounts.callers import Caller, Callers, unauthorized
+from mars_ray.serve.middleware.callers import Caller, Callers, unauthorized
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
 from mars_ray.serve.middleware.scope import (
     OPEN_PATHS,
     TOKENIZER_PATHS,
-    UPLOAD_PATH,
     Headers,
     head_bytes,
     headers_of,
@@ -67,7 +65,9 @@ class AccessMiddleware:
         callers: Callers | None,
         default_class: str = STANDARD,
         limits: RequestLimits,
-        storage_limits: StorageLimits | None = None,
+        api_of: Callable[[str], ApiForm] = lambda _path: OPENAI,
+        tokenizer_paths: frozenset[str] = TOKENIZER_PATHS,
+        uploads: Uploads | None = None,
         allowed_hosts: frozenset[str],
         retry_after_s: Callable[[], int],
         observe: Callable[[Exchange], None],
@@ -80,7 +80,9 @@ class AccessMiddleware:
         self._callers = callers
         self._default_class = default_class
         self._limits = limits
-        self._storage_limits = storage_limits
+        self._api_of = api_of
+        self._tokenizer_paths = tokenizer_paths
+        self._uploads = uploads
         self._observe = observe
         self._identified = identified
         self._open_paths = open_paths
@@ -104,10 +106,12 @@ class AccessMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
+        path = routed_path(scope)
         exchange = Exchange(
             request_id=self._request_id(headers),
             method=scope["method"],
-            path=routed_path(scope),
+            path=path,
+            api=self._api_of(path),
             arrived_unix_s=time.time(),
             trace_id=trace_id_of(headers),
         )
@@ -150,22 +154,22 @@ class AccessMiddleware:
             exchange.key = ANONYMOUS
             exchange.service_class = self._default_class
         else:
-            caller = await self._caller(self._callers, headers, exchange.path)
+            caller = await self._caller(self._callers, headers, exchange.api.key_header)
+            exchange.caller = caller
             exchange.key = caller.key
-            exchange.owner = exchange.account = caller.account
-            exchange.limits = caller.limits
+            exchange.owner = caller.owner
             exchange.service_class = caller.service_class or self._default_class
             if not role_allows(caller.role, role):
                 message = "This path needs a key with the role operate."
                 raise ApiError(403, message, type="permission_error", code="role_not_sufficient")
         self._identified(exchange, headers)
-        tokenizing = exchange.path in TOKENIZER_PATHS
-        if self._storage_limits is not None and exchange.path == UPLOAD_PATH and exchange.method == "POST":
+        tokenizing = exchange.path in self._tokenizer_paths
+        if self._uploads and exchange.path == self._uploads.path and exchange.method == "POST":
             with (
                 self.admission.admit(exchange.key, role, has_key=has_key),
-                self.admission.admit_upload(exchange.key, self._storage_limits.uploads, has_key=has_key),
+                self.admission.admit_upload(exchange.key, self._uploads.at_once, has_key=has_key),
             ):
-                await self._stream(inner_scope, headers, receive, response, self._storage_limits.file_bytes)
+                await self._stream(inner_scope, headers, receive, response, self._uploads.max_bytes)
             return
         with (
             self.admission.admit(exchange.key, role, has_key=has_key),
@@ -173,18 +177,17 @@ class AccessMiddleware:
         ):
             await self._run(inner_scope, headers, receive, response, body_bytes=self._limits.body_bytes)
 
-    async def _caller(self, callers: Callers, headers: Headers, path: str) -> Caller:
+    async def _caller(self, callers: Callers, headers: Headers, key_header: bytes | None) -> Caller:
         """Return the caller. Raises an `ApiError` if the caller has no access."""
         credentials = values(headers, b"authorization")
-        # Clients of Anthropic's API send the key alone, in a header of its own.
-        if uses_messages_api(path) and not credentials:
-            credentials = [b"Bearer " + key for key in values(headers, b"x-api-key")]
+        if key_header and not credentials:
+            credentials = [b"Bearer " + key for key in values(headers, key_header)]
         token = _BEARER.fullmatch(credentials[0]) if len(credentials) == 1 else None
         caller = await callers.identify(token[1].decode("ascii")) if token else None
         if caller is None:
             message = (
                 "Send a valid API key in one header: Authorization: Bearer <key>"
-                f"{' or x-api-key: <key>' if uses_messages_api(path) else ''}."
+                f"{f' or {key_header.decode()}: <key>' if key_header else ''}."
             )
             raise unauthorized(message, "invalid_api_key")
         return caller
@@ -253,7 +256,7 @@ class _Response:
         if message["type"] == "http.response.start":
             self._exchange.status = message["status"]
             self._exchange.headers_s = self.seconds()
-            left = self._exchange.limit_headers.items()
+            left = self._exchange.headers.items()
             ours = self._headers + [(name.encode("ascii"), value.encode("ascii")) for name, value in left]
             names = {name for name, _ in ours}
             kept = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in names]
@@ -274,7 +277,7 @@ class _Response:
         """Send an error as the response. Call `finish` afterwards."""
         self._exchange.code = error.code
         exchange = self._exchange
-        body = json.dumps(error_body(error, exchange.path, exchange.request_id)).encode()
+        body = json.dumps(exchange.api.body(error, exchange.request_id)).encode()
         headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in error.headers.items()]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -1,4 +1,4 @@
-"""API keys and accounts: what is stored about them, and how a table of them is changed.
+"""API keys: what is stored about them, and how a table of them is changed.
 
 In:    a table as YAML or JSON, with the hash of each key but never a key itself; changes by name.
 Out:   the table after a change; the entry of the key that a caller presents.
@@ -14,21 +14,20 @@ import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from functools import cached_property
-from typing import Annotated, Any, Literal, Self, TypeVar
+from itertools import chain
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.errors import ConfigError, DataError, UnknownNameError
-from mars_ray.platform.accounts.usage_limits import UsageLimits
 
 E = TypeVar("E", bound=BaseModel)
+K = TypeVar("K", bound="Key")
+T = TypeVar("T", bound="KeyTable[Any]")
 Role = Literal["use", "operate"]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._@|:+=-]{1,128}$")]
-"""Wider than names of keys, because subjects of tokens are accounts too."""
 
 Form = Literal["json", "yaml"]
 """YAML in files, which people read and edit; JSON elsewhere, because large YAML takes seconds to read."""
@@ -37,30 +36,21 @@ KEYS_MAX = 10_000
 _SHOWN_CHARS = 8
 
 
-class _Entry(BaseModel):
+class Entry(BaseModel):
+    """What a table holds, by name."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
-    service_class: Name | None = None
-    """Class of service; None means the class of the account, else the first class of the endpoint."""
-    limits: UsageLimits = UsageLimits()
-
-
-class Account(_Entry):
-    """Limits of all keys and tokens of an account together. An account without limits needs no entry."""
-
-    name: AccountName
-
-
-class Key(_Entry):
-    """One API key."""
-
     name: Name
-    """Name of the key in logs and metrics."""
+    service_class: Name | None = None
+    """Class of service; None means the first class of the endpoint."""
+
+
+class Key(Entry):
+    """One API key. Its name is in logs and metrics."""
+
     role: Role
     """`use` may call the model; `operate` may also use all other routes of the endpoint."""
-    account: AccountName | None = None
-    """Account that the key belongs to; None means an account of its own, with the name of the key."""
     sha256: Digest = Field(repr=False)
     created: date
     expires: AwareDatetime | None = None
@@ -77,9 +67,9 @@ class Key(_Entry):
         return self
 
     @property
-    def holder(self) -> str:
-        """Name of the account that the key belongs to."""
-        return self.account or self.name
+    def owner(self) -> str:
+        """Name of the owner of what the key's requests store."""
+        return self.name
 
     @property
     def hashes(self) -> Iterator[str]:
@@ -109,62 +99,61 @@ def digest(presented: str) -> str:
     return hashlib.sha256(presented.encode(errors="replace")).hexdigest()
 
 
-class KeyTable:
-    """Keys and accounts at one moment. Raises `ConfigError` for entries that cannot be together."""
+class KeyTable(Generic[K]):
+    """Keys at one moment. Raises `ConfigError` for keys that cannot be together."""
 
-    def __init__(self, source: str, keys: Sequence[Key] = (), accounts: Sequence[Account] = ()) -> None:
+    key_class: type[K]
+
+    def __init__(self, source: str, keys: Sequence[K] = ()) -> None:
         self.source = source
         self.keys = tuple(keys)
-        self.accounts = tuple(accounts)
-        if len(self.keys) > KEYS_MAX or len(self.accounts) > KEYS_MAX:
-            raise ConfigError(f"{source} has more than {KEYS_MAX} keys or accounts. Remove some.")
-        self._check_names()
+        self._check("key", self.keys)
         self._key_of_hash = {sha256: key for key in self.keys for sha256 in key.hashes}
         if len(self._key_of_hash) < sum(len(list(key.hashes)) for key in self.keys):
             raise ConfigError(self._shared_hash())
 
-    @cached_property
-    def account_of_name(self) -> Mapping[str, Account]:
-        """The accounts with an entry, by name."""
-        return {account.name: account for account in self.accounts}
-
-    def find(self, sha256: str) -> Key | None:
+    def find(self, sha256: str) -> K | None:
         """Return the key with this hash, which may have expired."""
         return self._key_of_hash.get(sha256)
 
-    def key(self, name: str) -> Key:
+    def key(self, name: str) -> K:
         """Return the key with this name. Raises `UnknownNameError`."""
         return next((key for key in self.keys if key.name == name), None) or self._unknown("key", name, self.keys)
 
-    def account(self, name: str) -> Account:
-        """Return the entry of an account. Raises `UnknownNameError` if it has none."""
-        return self.account_of_name.get(name) or self._unknown("account", name, self.accounts)
+    def with_keys(self, keys: Sequence[K]) -> Self:
+        """Return the table with other keys."""
+        return type(self)(self.source, keys)
 
-    def with_new_key(self, key: Key) -> "KeyTable":
+    def with_new_key(self, key: K) -> Self:
         """Return the table with a key added. Raises `ConfigError` for a name that is taken."""
-        return KeyTable(self.source, [*self.keys, key], self.accounts)
+        return self.with_keys([*self.keys, key])
 
-    def with_key(self, key: Key) -> "KeyTable":
+    def with_key(self, key: K) -> Self:
         """Return the table with a key in place of the key with its name."""
-        return KeyTable(self.source, [key if old.name == key.name else old for old in self.keys], self.accounts)
+        return self.with_keys([key if old.name == key.name else old for old in self.keys])
 
-    def without_key(self, name: str) -> "KeyTable":
+    def without_key(self, name: str) -> Self:
         """Return the table without a key. Raises `UnknownNameError`."""
         removed = self.key(name)
-        return KeyTable(self.source, [key for key in self.keys if key is not removed], self.accounts)
+        return self.with_keys([key for key in self.keys if key is not removed])
 
-    def with_account(self, account: Account) -> "KeyTable":
-        """Return the table with an account added, or in place of the entry with its name."""
-        return KeyTable(self.source, self.keys, list((dict(self.account_of_name) | {account.name: account}).values()))
+    def entries(self) -> Mapping[str, Sequence[Entry]]:
+        """Return all entries by group, as in a document."""
+        return {"keys": self.keys}
 
-    def without_account(self, name: str) -> "KeyTable":
-        """Return the table without the entry of an account. Raises `UnknownNameError` if it has none."""
-        removed = self.account(name)
-        return KeyTable(self.source, self.keys, [account for account in self.accounts if account is not removed])
+    @classmethod
+    def of_groups(cls, source: str, groups: Mapping[str, Sequence[object]]) -> Self:
+        """Return the table of the groups of a document. Raises a `ConfigError` that names the entry and the value."""
+        return cls(source, cls.parsed(cls.key_class, "key", source, groups["keys"]))
+
+    @staticmethod
+    def parsed(kind: type[E], name: str, source: str, entries: Sequence[object]) -> list[E]:
+        """Return the entries of a group."""
+        return [parse_entry(kind, entry, f"{source}, {name} {number}") for number, entry in enumerate(entries, 1)]
 
     def check_classes(self, classes: Collection[str]) -> None:
         """Raise `ConfigError` for an entry with a class of service that is not among `classes`."""
-        for entry in (*self.keys, *self.accounts):
+        for entry in chain.from_iterable(self.entries().values()):
             if entry.service_class is not None and entry.service_class not in classes:
                 raise ConfigError(
                     f"{self.source}, {entry.name}: service_class is {entry.service_class!r}, must be one of "
@@ -175,23 +164,25 @@ class KeyTable:
         """Return the table as a document that `parse_keys` reads."""
         fields = {
             group: [entry.model_dump(mode="json", exclude_defaults=True) for entry in entries]
-            for group, entries in (("keys", self.keys), ("accounts", self.accounts))
+            for group, entries in self.entries().items()
         }
         text = json.dumps(fields, indent=1) if form == "json" else yaml.safe_dump(fields, sort_keys=False)
         return text.encode()
 
-    def _unknown(self, kind: str, name: str, entries: Sequence[_Entry]) -> Any:
+    def _unknown(self, kind: str, name: str, entries: Sequence[Entry]) -> Any:
         names = ", ".join(entry.name for entry in entries[:20]) or "none"
         more = f" and {len(entries) - 20} more" if len(entries) > 20 else ""
         raise UnknownNameError(f"{self.source} has no {kind} named {name[:80]!r}. It has: {names}{more}.")
 
-    def _check_names(self) -> None:
-        for kind, entries in (("key", self.keys), ("account", self.accounts)):
-            names = [entry.name for entry in entries]
-            if len(set(names)) < len(names):
-                name = next(name for number, name in enumerate(names) if name in names[:number])
-                number = names.index(name, names.index(name) + 1) + 1
-                raise ConfigError(f"{self.source}, {kind} {number}: the name {name!r} is taken. Choose another.")
+    def _check(self, kind: str, entries: Sequence[Entry]) -> None:
+        """Raise `ConfigError` for too many entries, or for two with one name."""
+        if len(entries) > KEYS_MAX:
+            raise ConfigError(f"{self.source} has more than {KEYS_MAX} {kind}s. Remove some.")
+        names = [entry.name for entry in entries]
+        if len(set(names)) < len(names):
+            name = next(name for number, name in enumerate(names) if name in names[:number])
+            number = names.index(name, names.index(name) + 1) + 1
+            raise ConfigError(f"{self.source}, {kind} {number}: the name {name!r} is taken. Choose another.")
 
     def _shared_hash(self) -> str:
         seen: set[str] = set()
@@ -202,29 +193,34 @@ class KeyTable:
         return f"{self.source}: a key has the same hash twice. Remove old_sha256."
 
 
-def parse_keys(source: str, data: bytes, form: Form) -> KeyTable:
+class SimpleKeys(KeyTable[Key]):
+    """Keys with a role and a class of service."""
+
+    key_class = Key
+
+
+def parse_keys(table: type[T], source: str, data: bytes, form: Form) -> T:
     """Return the table in a document. Raises a `DataError` that names the document, the entry and the value."""
     try:
-        return _parse(source, data, form)
+        return _parse(table, source, data, form)
     except ConfigError as error:
         raise DataError(str(error)) from None
 
 
-def _parse(source: str, data: bytes, form: Form) -> KeyTable:
+def _parse(table: type[T], source: str, data: bytes, form: Form) -> T:
     try:
         text = data.decode()
         # The base loader returns every value as a string and runs no constructors, so only these errors can occur.
         fields = json.loads(text) if form == "json" else yaml.load(text, Loader=yaml.BaseLoader)
     except (UnicodeDecodeError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{source} cannot be read: {' '.join(str(error).split())}.") from error
-    if not isinstance(fields, dict) or "keys" not in fields or not fields.keys() <= {"keys", "accounts"}:
-        raise ConfigError(f"{source} must be a mapping with `keys` and perhaps `accounts`. Without keys: `keys: []`.")
-    groups = [fields["keys"], fields.get("accounts", [])]
-    if not all(isinstance(group, list) for group in groups):
-        raise ConfigError(f"{source}: `keys` and `accounts` must be lists.")
-    keys = [parse_entry(Key, entry, f"{source}, key {number}") for number, entry in enumerate(groups[0], 1)]
-    accounts = [parse_entry(Account, entry, f"{source}, account {number}") for number, entry in enumerate(groups[1], 1)]
-    return KeyTable(source, keys, accounts)
+    groups = list(table(source).entries())
+    if not isinstance(fields, dict) or "keys" not in fields or not fields.keys() <= set(groups):
+        also = "".join(f" and perhaps `{group}`" for group in groups if group != "keys")
+        raise ConfigError(f"{source} must be a mapping with `keys`{also}. Without keys: `keys: []`.")
+    if not all(isinstance(group, list) for group in fields.values()):
+        raise ConfigError(f"{source}: {' and '.join(f'`{group}`' for group in groups)} must be lists.")
+    return table.of_groups(source, fields)
 
 
 def parse_entry(kind: type[E], entry: object, location: str) -> E:

@@ -15,8 +15,9 @@ from starlette.types import Scope
 
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.middleware.api_form import OPENAI, ApiForm
+from mars_ray.serve.middleware.callers import Caller
 from mars_ray.serve.middleware.request_trace import RequestTrace
-from mars_ray.platform.accounts.usage_limits import UsageLimits
 
 _SCOPE_KEY = "mars_ray.exchange"
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -34,19 +35,18 @@ class Exchange:
     """Trace id of the request: the one in the W3C header `traceparent`, or one of our own if the request is traced."""
     trace: RequestTrace | None = None
     """Trace of the request; None if it is not traced. The log leaves it out."""
+    api: ApiForm = OPENAI
+    """Form of the API that the path belongs to. The log leaves it out."""
     key: str | None = None
-    """Name of the caller's key, or `oidc:ACCOUNT`; None on open paths and for callers who were refused before they
-    were identified."""
+    """Name of the caller's key; None on open paths and for callers who were refused before they were identified."""
     owner: str = ""
-    """Owner of what the request stores: the account; empty without keys. The log leaves it out."""
-    account: str = ""
-    """Account of the key or token; empty without keys."""
-    limits: Mapping[str, UsageLimits] = field(default_factory=dict)
-    """Limits that the request counts towards, by holder: `key:NAME` and `account:NAME`. The log leaves them out."""
-    limit_headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers of the answer about what is left of the limits. The log leaves them out."""
+    """Owner of what the request stores; empty without keys."""
+    caller: Caller | None = None
+    """The caller; None without keys. The log leaves it out."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that are added to the answer. The log leaves them out."""
     meter_id: str | None = None
-    """Id of the request at the meter of usage; None before it was admitted there, and without a meter."""
+    """Id of the request at the meter; None before it was admitted there, and without a meter. The log leaves it out."""
     service_class: str = STANDARD
     """Class of service of the key or token."""
     status: int | None = None
@@ -90,7 +90,7 @@ PATH_CHARS = 200
 """Maximum number of characters of a path in the log, because unknown callers choose the path. In JSON,
 one of them may take up six characters."""
 
-UNLOGGED = ("owner", "limits", "limit_headers", "meter_id")
+UNLOGGED = ("api", "caller", "headers", "meter_id")
 """Fields of an exchange that the log leaves out."""
 
 log = logging.getLogger("mars_ray.requests")
@@ -99,7 +99,7 @@ log = logging.getLogger("mars_ray.requests")
 def log_exchange(exchange: Exchange) -> None:
     """Write the log line of an exchange. Open paths are left out, because probes request them every few seconds."""
     if exchange.key is not None or exchange.code is not None:
-        fields = asdict(replace(exchange, trace=None, limits={}))
+        fields = asdict(replace(exchange, trace=None, api=OPENAI, caller=None))
         fields |= fields.pop("usage") or {}
         for name in UNLOGGED:
             del fields[name]

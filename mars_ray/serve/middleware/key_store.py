@@ -1,4 +1,4 @@
-"""The store of keys and accounts: changes while endpoints run, and the keys in force in a gateway.
+"""The store of keys: changes while endpoints run, and the keys in force in a gateway.
 
 In:    changes by operators, from the command line and from gateways; the keys that callers present.
 Out:   a new key, shown once; the keys in force, which follow the store within about a second.
@@ -14,14 +14,15 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, TypeVar
 
 from mars_ray.errors import ConfigError, DataError, OutputError
 from mars_ray.serve.middleware.api_keys import (
-    Account,
+    Entry,
     Form,
     Key,
     KeyTable,
+    SimpleKeys,
     digest,
     new_secret,
     parse_entry,
@@ -29,10 +30,10 @@ from mars_ray.serve.middleware.api_keys import (
     utc_now,
 )
 from mars_ray.storage.audit_log import AuditLog
-from mars_ray.storage.document import Document, FileDocument, Version, VersionedDocument
-from mars_ray.storage.location import locate
+from mars_ray.storage.document import Document, FileDocument, Version
 
 log = logging.getLogger(__name__)
+T = TypeVar("T", bound=KeyTable[Any])
 
 CHECK_SECONDS = 1.0
 """Seconds after which a gateway checks the store. A revoked key works for up to this long."""
@@ -40,39 +41,24 @@ WAIT_SECONDS = 1.0
 """Seconds that requests wait for a check before they go on with the keys read earlier."""
 ATTEMPTS = 50
 """Attempts to make a change while others change the store too."""
-KeyPlace = Path | Literal["storage"]
-"""File of keys, or `storage` for keys below `accounts` in the storage of the endpoint."""
 
 
-def audit_folder(storage: str | None) -> str | None:
-    """Return the folder or URL of the audit log in the storage of an endpoint; None without a storage."""
-    return None if storage is None else str(locate(storage) / "accounts" / "audit")
+def open_key_file(path: Path) -> "KeyStore[SimpleKeys]":
+    """Return the store of keys in a YAML file."""
+    return KeyStore(SimpleKeys, FileDocument(path), "yaml", AuditLog(None))
 
 
-def open_audit_log(storage: str | None) -> AuditLog:
-    """Return the log of operators' acts in a storage; None means that they go to the process's log only."""
-    folder = audit_folder(storage)
-    return AuditLog(None if folder is None else locate(folder))
-
-
-def open_key_store(keys: KeyPlace, storage: str | None, audit: AuditLog | None = None) -> "KeyStore":
-    """Return the store of keys in a file or in a storage. Raises `ConfigError` for a URL that cannot be used."""
-    audit = audit or open_audit_log(storage)
-    if keys != "storage":
-        return KeyStore(FileDocument(Path(keys)), "yaml", audit)
-    if storage is None:
-        raise ConfigError("keys are in the storage, but no storage is set. Set `storage`, or name a file of keys.")
-    return KeyStore(VersionedDocument(locate(storage) / "accounts" / "keys"), "json", audit)
-
-
-class KeyStore:
-    """Keys and accounts in a document. `by` names who makes a change, as in `AuditEvent`.
+class KeyStore(Generic[T]):
+    """A table of keys in a document. `by` names who makes a change, as in `AuditEvent`.
 
     All methods raise `DataError` if the document is invalid or cannot be read, and changes raise `OutputError` if it
     cannot be written. Then nothing was changed.
     """
 
-    def __init__(self, document: Document, form: Form, audit: AuditLog, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, table: type[T], document: Document, form: Form, audit: AuditLog, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._table = table
         self._document = document
         self._form = form
         self._audit = audit
@@ -87,12 +73,12 @@ class KeyStore:
         """Return the newest version; None if there are no keys yet."""
         return self._document.version()
 
-    def read(self) -> KeyTable:
-        """Return the newest keys and accounts."""
+    def read(self) -> T:
+        """Return the newest table."""
         version, data = self._document.read()
         if version is None:
             raise DataError(f"{self.name} does not exist. Add a first key to create it, or name another place.")
-        return parse_keys(self.name, data, self._form)
+        return parse_keys(self._table, self.name, data, self._form)
 
     def add(self, by: str, **fields: Any) -> str:
         """Add a key with these fields of `Key`, and return the key itself, which is not stored.
@@ -100,25 +86,27 @@ class KeyStore:
         Raises `ConfigError` for an invalid field, a name that is taken, or a moment in the past.
         """
         secret = new_secret()
-        key = parse_entry(Key, fields | {"sha256": digest(secret), "created": self.now().date()}, "the new key")
+        key = parse_entry(
+            self._table.key_class, fields | {"sha256": digest(secret), "created": self.now().date()}, "the new key"
+        )
         self._check_future(key)
-        self._change(lambda table: table.with_new_key(key))
-        self._audit.record(by, "key.added", key.name, details=_shown(key))
+        self.change(lambda table: table.with_new_key(key))
+        self._audit.record(by, "key.added", key.name, details=shown(key))
         return secret
 
-    def update(self, by: str, name: str, **fields: Any) -> Key:
+    def update(self, by: str, name: str, **fields: Any) -> Any:
         """Change fields of a key, and return the key. Raises `UnknownNameError`, and `ConfigError` for a bad field."""
 
-        def changed(table: KeyTable) -> KeyTable:
+        def changed(table: T) -> T:
             old = table.key(name)
             kept = {field: getattr(old, field) for field in old.model_fields_set}
-            key = parse_entry(Key, kept | fields, f"key {name!r}")
+            key = parse_entry(self._table.key_class, kept | fields, f"key {name!r}")
             if key.expires != old.expires:
                 self._check_future(key)
             return table.with_key(key)
 
-        key = self._change(changed).key(name)
-        self._audit.record(by, "key.changed", name, details=_shown(key))
+        key = self.change(changed).key(name)
+        self._audit.record(by, "key.changed", name, details=shown(key))
         return key
 
     def rotate(self, by: str, name: str, grace_s: float) -> str:
@@ -129,36 +117,25 @@ class KeyStore:
         secret = new_secret()
         ends = self._after(grace_s)
 
-        def rotated(table: KeyTable) -> KeyTable:
+        def rotated(table: T) -> T:
             old = table.key(name)
             new = {"sha256": digest(secret), "old_sha256": old.sha256, "old_expires": ends}
             return table.with_key(old.model_copy(update=new))
 
-        self._change(rotated)
+        self.change(rotated)
         self._audit.record(by, "key.rotated", name, details={"old_expires": ends.isoformat()})
         return secret
 
     def remove(self, by: str, name: str) -> None:
         """Remove a key; gateways refuse it from their next check. Raises `UnknownNameError`."""
-        self._change(lambda table: table.without_key(name))
+        self.change(lambda table: table.without_key(name))
         self._audit.record(by, "key.removed", name)
 
-    def set_account(self, by: str, **fields: Any) -> Account:
-        """Add an account with these fields of `Account`, or replace its entry. Raises `ConfigError` for a bad field."""
-        account = parse_entry(Account, fields, "the account")
-        self._change(lambda table: table.with_account(account))
-        self._audit.record(by, "account.set", account.name, details=_shown(account))
-        return account
-
-    def remove_account(self, by: str, name: str) -> None:
-        """Remove the entry of an account, whose keys stay valid. Raises `UnknownNameError` if it has none."""
-        self._change(lambda table: table.without_account(name))
-        self._audit.record(by, "account.removed", name)
-
-    def _change(self, change: Callable[[KeyTable], KeyTable]) -> KeyTable:
+    def change(self, change: Callable[[T], T]) -> T:
+        """Change the table, again if others changed it meanwhile, and return it."""
         for _ in range(ATTEMPTS):
             version, data = self._document.read()
-            table = KeyTable(self.name) if version is None else parse_keys(self.name, data, self._form)
+            table = self._table(self.name) if version is None else parse_keys(self._table, self.name, data, self._form)
             changed = change(table)
             if self._document.swap(version, changed.to_bytes(self._form)):
                 return changed
@@ -175,13 +152,13 @@ class KeyStore:
             raise ConfigError(f"the grace time is {seconds:g} s, too long for a date. Give a shorter one.") from None
 
 
-def _shown(entry: Key | Account) -> dict[str, Any]:
+def shown(entry: Entry) -> dict[str, Any]:
     """Return the fields of an entry for the audit log: no hashes."""
     hidden = {"name", "created", "sha256", "old_sha256"}
     return entry.model_dump(mode="json", exclude=hidden, exclude_defaults=True)
 
 
-class LiveKeys:
+class LiveKeys(Generic[T]):
     """The keys in force in a gateway. Raises `DataError` if the store cannot be used at the start.
 
     `classes` are the classes of service of the endpoint; None allows all names. At the start an entry with another
@@ -190,13 +167,13 @@ class LiveKeys:
 
     def __init__(
         self,
-        store: KeyStore,
+        store: KeyStore[T],
         clock: Callable[[], float] = time.monotonic,
         *,
         classes: Collection[str] | None = None,
     ) -> None:
         self.store = store
-        self._classes = classes
+        self.classes = classes
         self._clock = clock
         self._checked_at = clock()
         self._loaded = store.version()
@@ -208,8 +185,8 @@ class LiveKeys:
         self._hangs = False
 
     @property
-    def table(self) -> KeyTable:
-        """The keys and accounts of the last check."""
+    def table(self) -> T:
+        """The table of the last check."""
         return self._table
 
     def now(self) -> datetime:
@@ -264,5 +241,5 @@ class LiveKeys:
                 log.error("%s The keys read earlier stay in force.", error)
 
     def _check_classes(self) -> None:
-        if self._classes is not None:
-            self._table.check_classes(self._classes)
+        if self.classes is not None:
+            self._table.check_classes(self.classes)

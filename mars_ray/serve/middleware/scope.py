@@ -33,11 +33,8 @@ def head_bytes(scope: Scope) -> int:
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
 """Paths that need no key: the health checks of Kubernetes, and those of vLLM's and SGLang's clients."""
 
-TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize"})
 """Paths that use only the tokenizer."""
-
-UPLOAD_PATH = "/v1/files"
-"""Path whose bodies are files, which are stored while they arrive."""
 
 USE_PATHS = TOKENIZER_PATHS | {"/openapi.json", "/version"}
 """Paths outside /v1/ that need only the role `use`."""

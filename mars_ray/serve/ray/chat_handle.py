@@ -1,8 +1,8 @@
 """Ray shell around `ChatCalls`: the deployment whose handle other deployments use to call a model."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
@@ -13,23 +13,28 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.chat_calls import ChatCalls, Messages
 from mars_ray.serve.http.gateway_app import make_endpoint
+from mars_ray.serve.ray.gateway_parts import GatewayParts, make_gateway
 from mars_ray.serve.ray.ray_engine_client import RayEngineClient
+
+MakeGateway = Callable[..., GatewayParts]
 
 
 class ChatHandle:
     """Base class with the methods of the handle. Subclasses set `calls`, which answers the conversations."""
 
     calls: ChatCalls
+    make_gateway: ClassVar[MakeGateway] = staticmethod(make_gateway)
+    """Makes the parts of a gateway."""
 
-    def __init__(self, engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle) -> None:
+    def __init__(self, engines: DeploymentHandle, config: ServeConfig, *others: DeploymentHandle) -> None:
         self._engines = engines
-        self._models = models
+        self._others = others
         self._config = config.model_copy(update={"controller": config.controller or _application()})
 
-    async def gateway_settings(self) -> tuple[DeploymentHandle, ServeConfig, DeploymentHandle]:
-        """Return what a gateway in another process needs: a handle to the engines, the settings, and a handle to the
-        manager of models."""
-        return self._engines, self._config, self._models
+    async def gateway_settings(self) -> tuple[MakeGateway, ServeConfig, Sequence[DeploymentHandle]]:
+        """Return what a gateway in another process needs: the function that makes it, the settings, and the handles of
+        the engines and of what a platform adds."""
+        return self.make_gateway, self._config, (self._engines, *self._others)
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer: `handle.options(stream=True).chat.remote(messages, threshold=0.9)`.
@@ -48,13 +53,13 @@ class ChatHandle:
 class Chat(ChatHandle):
     """Deployment that `build_deployment` uses; it has no HTTP interface and checks no API keys.
 
-    `_batches`, the runner of batches, runs as long as the application does.
+    `others` are deployments that a platform adds; they run as long as the application does.
     """
 
     async def __init__(  # type: ignore[misc]
-        self, engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle, *_batches: DeploymentHandle
+        self, engines: DeploymentHandle, config: ServeConfig, *others: DeploymentHandle
     ) -> None:
-        super().__init__(engines, config, models)
+        super().__init__(engines, config, *others)
         endpoint = make_endpoint(RayEngineClient(engines), config, resolve_model(config.model))
         self._running = AsyncExitStack()
         await self._running.enter_async_context(endpoint.running())

@@ -20,7 +20,6 @@ from mars_ray.errors import MarsRayError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig
-from mars_ray.serve.middleware.key_store import audit_folder
 from mars_ray.serve.ray.adapters import get_adapters
 from mars_ray.serve.ray.autoscaling import DESIRED
 from mars_ray.serve.replicas.engine_client import LocalEngineClient
@@ -44,7 +43,7 @@ class EngineReplica:
         self._name = replica.replica_id.unique_id
         plan = config.plan(folder)
         self._lease = Lease(self._name, plan, price_per_hour=config.engine.replica_price)
-        controller = RayController(config.controller or replica.app_name, plan, audit_folder(config.storage))
+        controller = RayController(config.controller or replica.app_name, plan, config.audit_folder)
         self._beating = asyncio.create_task(run_heartbeats(engine, self._lease, controller.handle_report))
         created = int((folder / "config.json").stat().st_mtime)
         self._adapters = FollowedAdapters(engine, partial(get_adapters, config.controller or replica.app_name))

@@ -1,6 +1,5 @@
 """Ray shell around `gateway_app`: the HTTP gateway on Ray Serve. The load balancer sends requests to its replicas."""
 
-import asyncio
 import gc
 import os
 
@@ -8,25 +7,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.control.core.ray_controller import RayController
 from mars_ray.errors import ConfigError
-from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_private import serve_http_options
 from mars_ray.serve.deploy import front
 from mars_ray.serve.deploy.front import has_load_balancer
 from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure
 from mars_ray.serve.http.bounded_heads import bound_heads
 from mars_ray.serve.http.chat_calls import ChatCalls
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.platform.models.served_models import ModelClients, ServedModels
-from mars_ray.serve.middleware.key_store import audit_folder
-from mars_ray.platform.models.directory import ServedVersion
 from mars_ray.serve.ray.chat_handle import ChatHandle
-from mars_ray.serve.ray.ray_engine_client import RayEngineClient
-from mars_ray.platform.ray.ray_meter import RayMeter
-from mars_ray.platform.ray.ray_models import RayModels
-from mars_ray.platform.ray.ray_response_store import RayResponseStore
-from mars_ray.platform.usage.gateway_meter import GatewayMeter
 
 
 def check_listening(config: ServeConfig) -> None:
@@ -44,57 +32,24 @@ def check_listening(config: ServeConfig) -> None:
 class Gateway(ChatHandle):
     """The HTTP gateway. The constructor raises `ConfigError` if `check_listening` does.
 
-    `_batches`, the runner of batches, runs as long as the application does. Gateways reach it through the storage.
+    `others` are deployments that a platform adds; they run as long as the application does.
     """
 
-    def __init__(
-        self, engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle, *_batches: DeploymentHandle
-    ) -> None:
+    def __init__(self, engines: DeploymentHandle, config: ServeConfig, *others: DeploymentHandle) -> None:
         check_listening(config)
-        super().__init__(engines, config, models)
+        super().__init__(engines, config, *others)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app. Serve calls this in the replica, so the app is never pickled."""
         # Twice the limit, so that heads slightly above the limit still get an explicit error from the app.
         bound_heads(2 * self._config.limits.header_bytes)
         name = serve.get_replica_context().replica_id.unique_id
-        models, app = make_ray_gateway(self._engines, self._config, self._models, name=name)
-        self.calls = ChatCalls(models.main, self._config.classes[0].name)
+        parts = self.make_gateway(self._engines, self._config, *self._others, name=name)
+        self.calls = ChatCalls(parts.models.main, self._config.classes[0].name)
         # Exempt all objects that exist now from garbage collection: a scan takes 0.14 s, and all callers wait for it.
         gc.collect()
         gc.freeze()
-        return without_request_id(app)
-
-
-def make_ray_gateway(
-    engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle, *, name: str
-) -> tuple[ServedModels, ASGIApp]:
-    """Return the models of a gateway and its app. `config` must name the controller."""
-    served = ray_models(engines, config, models, name=name)
-    assert config.controller
-    return served, make_gateway_app(served, RayResponseStore(config.controller), config, name=name)
-
-
-def ray_models(engines: DeploymentHandle, config: ServeConfig, models: DeploymentHandle, *, name: str) -> ServedModels:
-    """Return the models of a gateway or of the runner of batches. `config` must name the controller."""
-    assert config.controller
-    meter = None
-    if config.meters_usage:
-        meter = GatewayMeter(RayMeter(config.controller, config.storage), config.prices, name=name)
-
-    def clients(engines: DeploymentHandle, config: ServeConfig) -> ModelClients:
-        folder = resolve_model(config.model)
-        endpoint = make_endpoint(RayEngineClient(engines), config, folder, meter)
-        control = RayController(str(config.controller), config.plan(folder), audit_folder(config.storage))
-        return ModelClients(endpoint, control)
-
-    async def make(version: ServedVersion) -> ModelClients:
-        # In a thread, because the model's folder may have to be fetched. The handle needs the event loop.
-        await asyncio.to_thread(resolve_model, version.config.model)
-        return clients(serve.get_deployment_handle("Engine", version.application), version.config)
-
-    link = RayModels(models)
-    return ServedModels(clients(engines, config), link, make, gateway=name, wait_s=config.model_wait_s)
+        return without_request_id(parts.app)
 
 
 def without_request_id(gateway: ASGIApp) -> ASGIApp:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import api_error
-from mars_ray.serve.ray.gateway import check_listening, make_ray_gateway, without_request_id
+from mars_ray.serve.ray.gateway import check_listening, without_request_id
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class MountedApp:
 
     async def _started(self) -> ASGIApp:
         handle = await asyncio.to_thread(self._get_handle)
-        engines, config, models = await handle.gateway_settings.remote()
+        make_gateway, config, handles = await handle.gateway_settings.remote()
         check_listening(config)
         name = serve.get_replica_context().replica_id.unique_id
-        served, app = make_ray_gateway(engines, config, models, name=f"{name}:{config.model_name}")
-        await self._running.enter_async_context(served.running())
-        return without_request_id(app)
+        parts = make_gateway(handles[0], config, *handles[1:], name=f"{name}:{config.model_name}")
+        await self._running.enter_async_context(parts.running())
+        return without_request_id(parts.app)

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -26,12 +27,8 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_private import delete_application, start_serve
 from mars_ray.serve.deploy.front import BEHIND, CERTIFICATE, KEY, check_certificate, has_load_balancer
-from mars_ray.serve.deploy.serve_config import parse_config
-from mars_ray.serve.middleware.key_store import open_key_store
-from mars_ray.platform.models.applications import application_prefix
+from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.ray.app import DRAIN_SECONDS
-from mars_ray.platform.ray.ray_meter import remove_meter
-from mars_ray.platform.ray.ray_response_store import remove_response_store
 
 POLL_SECONDS = 0.2
 
@@ -63,8 +60,13 @@ class StopSignals:
         self._received.set()
 
 
-def run(schema: ServeDeploySchema) -> None:
+def run(
+    schema: ServeDeploySchema, settings: type[ServeConfig], clean_up: Callable[[str, Callable[[str], None]], None]
+) -> None:
     """Run the endpoint of a deploy file until a signal stops it, then let running requests finish.
+
+    `settings` is the class of the endpoint's settings. `clean_up` removes what a platform leaves behind of the
+    application of this name; its second argument deletes an application and waits until it is gone.
 
     The endpoint stays up if another `mars-ray serve` or `serve deploy` has deployed it again in the meantime.
 
@@ -73,9 +75,9 @@ def run(schema: ServeDeploySchema) -> None:
     """
     started_s = time.monotonic()
     name = schema.applications[0].name
-    further = application_prefix(name)
+    config = parse_config(settings, schema.applications[0].args)
     if "RAY_ADDRESS" not in os.environ:
-        _check_this_machine(schema)
+        _check_this_machine(schema, config)
     elif schema.http_options.ssl_certfile and has_load_balancer():
         raise ConfigError(
             f"http_options.ssl_certfile: on an existing cluster each node has its own load balancer. Set {CERTIFICATE} "
@@ -99,23 +101,16 @@ def run(schema: ServeDeploySchema) -> None:
             if _wait_until_up(name, signals):
                 client.wait_for_proxies_serving(wait_for_applications_running=True)
                 url = _url(schema)
-                model = parse_config(schema.applications[0].args).model_name
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
-                print(EXAMPLE.format(url=url, model=model), flush=True)
-                for line in [*_rehearsal(schema), *_thresholds(schema)]:
+                print(EXAMPLE.format(url=url, model=config.model_name), flush=True)
+                for line in [*_rehearsal(config), *_thresholds(config)]:
                     _say(line, started_s)
                 signals.wait()
             if _deployed_s(name) == deployed_s:
                 _say("stopping: running requests may finish; repeat the signal to stop at once", started_s)
-                delete_application(name)
-                _wait_until_gone(name)
-                others = [other for other in serve.status().applications if other.startswith(further)]
-                for application in others:
-                    delete_application(application)
-                    _wait_until_gone(application)
+                _delete(name)
+                clean_up(name, _delete)
                 remove_controllers(name)
-                remove_response_store(name)
-                remove_meter(name)
             else:
                 _say("the endpoint has been redeployed or deleted meanwhile: leaving it as it is", started_s)
     finally:
@@ -134,15 +129,14 @@ def _say(line: str, started_s: float) -> None:
     print(f"mars-ray: {time.monotonic() - started_s:5.1f} s  {line}", file=sys.stderr, flush=True)
 
 
-def _rehearsal(schema: ServeDeploySchema) -> list[str]:
+def _rehearsal(config: ServeConfig) -> list[str]:
     """Return a line about the machine that the engines rehearse; none if steps take the time of this machine."""
-    machine = parse_config(schema.applications[0].args).engine.rehearse
+    machine = config.engine.rehearse
     return [] if machine is None else [modelled_step_time(step_model(machine).name)]
 
 
-def _thresholds(schema: ServeDeploySchema) -> list[str]:
+def _thresholds(config: ServeConfig) -> list[str]:
     """Return a line about each class's threshold range, or no lines if only other machines have the model."""
-    config = parse_config(schema.applications[0].args)
     try:
         bounds = bounds_of(config.plan(resolve_model(config.model)), [])
     except ModelError:
@@ -150,14 +144,11 @@ def _thresholds(schema: ServeDeploySchema) -> list[str]:
     return [describe_bounds(name, class_bounds) for name, class_bounds in bounds.items()]
 
 
-def _check_this_machine(schema: ServeDeploySchema) -> None:
+def _check_this_machine(schema: ServeDeploySchema, config: ServeConfig) -> None:
     """Raise an error early for a missing model, bad keys, a bad certificate or a port in use."""
-    config = parse_config(schema.applications[0].args)
     model = check_folder(resolve_model(config.model))
     check_engine(model, config.engine, resolve_adapters(config.adapter, config.adapters))
-    if config.keys:
-        keys = open_key_store(config.keys, config.storage).read()
-        keys.check_classes([service_class.name for service_class in config.classes])
+    config.check_keys()
     http = schema.http_options
     if http.ssl_certfile and http.ssl_keyfile:
         check_certificate(Path(http.ssl_certfile), Path(http.ssl_keyfile))
@@ -192,7 +183,9 @@ def _wait_until_up(name: str, signals: StopSignals) -> bool:
     return False
 
 
-def _wait_until_gone(name: str) -> None:
+def _delete(name: str) -> None:
+    """Delete an application and wait until it is gone."""
+    delete_application(name)
     ends_s = time.monotonic() + DRAIN_SECONDS + 10
     while name in serve.status().applications and time.monotonic() < ends_s:
         time.sleep(POLL_SECONDS)

@@ -1,10 +1,11 @@
-"""Errors in the form of the API that a request used: Anthropic's below `/v1/messages`, OpenAI's everywhere else."""
+"""The form of Anthropic's API: its errors, its streams and the header of its key."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.serve.middleware.api_form import ApiForm
 
 PATH = "/v1/messages"
 
@@ -52,11 +53,12 @@ def uses_messages_api(path: str) -> bool:
     return path == PATH or path.startswith(f"{PATH}/")
 
 
-def error_body(error: ApiError, path: str, request_id: str) -> dict[str, Any]:
-    """Return the body of an error in the form of the API that `path` belongs to."""
-    if not uses_messages_api(path):
-        return error.body()
+def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return the body of an error."""
     shown: dict[str, Any] = {"type": TYPES.get(error.status, "invalid_request_error"), "message": error.message}
     if error.code == NO_THREADS:
         shown["details"] = {"error_code": NO_THREADS}
     return {"type": "error", "error": shown, "request_id": request_id}
+
+
+ANTHROPIC = ApiForm(body=error_body, error_event="error", ends_with_done=False, key_header=b"x-api-key")

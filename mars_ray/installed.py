@@ -1,0 +1,25 @@
+"""What is installed here: the core alone, or the core with the platform around it."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from mars_ray.serve.deploy.serve_config import ServeConfig
+
+HAS_PLATFORM = find_spec("mars_ray.platform") is not None
+
+
+def settings_class() -> type[ServeConfig]:
+    """Return the class of the settings of endpoints."""
+    if not HAS_PLATFORM:
+        return ServeConfig
+    from mars_ray.platform.platform_config import PlatformConfig
+
+    return PlatformConfig
+
+
+def clean_up(name: str, delete: Callable[[str], None]) -> None:
+    """Remove what the platform leaves behind of an application that was deleted."""
+    if HAS_PLATFORM:
+        from mars_ray.platform.ray.clean_up import clean_up
+
+        clean_up(name, delete)

@@ -1,0 +1,35 @@
+"""Settings of a further model of an endpoint."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from mars_ray.serve.deploy.model_settings import ModelSettings
+
+Access = dict[str, tuple[str, ...]]
+"""Accounts that may use a model or an adapter, keyed by its name. For other accounts it does not exist. Names without
+an entry are open to all callers."""
+
+
+class AddedModel(ModelSettings):
+    """Settings of a further model of an endpoint, whose engines start and end while the endpoint runs."""
+
+    model: str
+    """As for the main model. Classes of service that are left out are those of the endpoint."""
+    access: Access = Field(default_factory=dict)
+    min_replicas: int = Field(1, ge=1, le=1000)
+    """Number of engines while the model is awake."""
+    max_replicas: int | None = Field(None, ge=1, le=1000)
+    """Maximum number of engines under load; None means `min_replicas`."""
+    sleep_after_s: float | None = Field(None, gt=0)
+    """Seconds without a request after which the engines end. The next request starts them again. None means that only
+    `models_memory_gib` ends them."""
+    ray_actor_options: dict[str, Any] = Field(default_factory=dict)
+    """Resources of each engine in Ray, such as `{num_gpus: 1}`. By default an engine reserves as many CPUs as
+    `engine.threads` says, and none without that setting, because the main model may have them all."""
+
+    @model_validator(mode="after")
+    def _replicas_make_sense(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}, below min_replicas, {self.min_replicas}")
+        return self

@@ -1,0 +1,52 @@
+"""What may surround the core of a gateway: the interface through which a platform adds to it.
+
+In:    the core calls these methods and never knows who implements them.
+Out:   routes, callers, forms of other APIs, metrics, and a meter.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import APIRouter
+
+from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.models import Models
+from mars_ray.serve.middleware.api_form import OPENAI, ApiForm, Uploads
+from mars_ray.serve.middleware.callers import Callers
+from mars_ray.storage.audit_log import AuditLog
+
+
+class Extension:
+    """Adds nothing. Subclasses override what they add."""
+
+    callers: Callers | None = None
+    """All who have access; None lets everybody in."""
+    meter: Meter = Meter()
+    audit: AuditLog = AuditLog(None)
+    """Log of operators' acts."""
+    uploads: Uploads | None = None
+    tokenizer_paths: frozenset[str] = frozenset()
+    """Further paths that use only the tokenizer."""
+    measured_paths: frozenset[str] = frozenset()
+    """Further paths that have a label of their own in the metrics and in spans."""
+
+    def routes(self, _models: Models) -> Sequence[APIRouter]:
+        """Return further routes."""
+        return ()
+
+    def api_of(self, _path: str) -> ApiForm:
+        """Return the form of the API that a path belongs to."""
+        return OPENAI
+
+    async def metrics(self) -> Sequence[str]:
+        """Return further metrics as OpenMetrics text."""
+        return ()
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Run what the extension needs within the block, which lasts as long as the app."""
+        return _nothing()
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    yield
