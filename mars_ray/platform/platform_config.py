@@ -29,11 +29,6 @@ class PlatformConfig(ServeConfig):
     models: dict[str, AddedModel] = Field(default_factory=dict)
     """Further models, keyed by the names under which callers request them. Operators can add more while the endpoint
     runs (`mars-ray models add`)."""
-    models_memory_gib: float | None = Field(None, gt=0)
-    """Maximum GiB of weights of all further models whose engines run. To start another model, those that were not used
-    for the longest time sleep. None means no limit."""
-    model_wait_s: float = Field(60.0, ge=0)
-    """Maximum seconds that a request waits for a sleeping model. Then it is refused with a `Retry-After`."""
     storage: str | None = None
     """Folder or object store that keeps files, batches, accounts and usage when the endpoint ends. Every node must
     reach it. None turns off the routes that need it."""

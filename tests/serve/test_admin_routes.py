@@ -135,8 +135,6 @@ ROUTES = [
     ("GET", "/admin/usage"),
     ("GET", "/admin/models"),
     ("POST", "/admin/models"),
-    ("POST", "/admin/models/promote/root"),
-    ("POST", "/admin/models/take_back/root"),
     ("DELETE", "/admin/models/root"),
     ("POST", "/admin/adapters"),
 ]

@@ -71,8 +71,6 @@ OPERATIONS = {
     "DELETE /admin/accounts/{name}": (0, 0),
     "GET /admin/models": (2, 0),
     "POST /admin/models": (0, 20),
-    "POST /admin/models/promote/{name}": (0, 0),
-    "POST /admin/models/take_back/{name}": (0, 0),
     "DELETE /admin/models/{name}": (10, 0),
     "POST /admin/adapters": (0, 20),
 }

@@ -122,12 +122,15 @@ def test_no_request_fails_while_versions_change_and_the_manager_dies(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_model_sleeps_wakes_and_survives_its_engine_and_its_gateway(tmp_path: Path) -> None:
-    config = deploy_file(tmp_path / "serve.yaml", {"models": {"small": SMALL | {"sleep_after_s": 5}}})
+def test_a_model_without_replicas_starts_one_for_a_request_and_survives_its_engine_and_its_gateway(
+    tmp_path: Path,
+) -> None:
+    small = SMALL | {"min_replicas": 0, "downscale_to_zero_delay_s": 5}
+    config = deploy_file(tmp_path / "serve.yaml", {"models": {"small": small}})
     with cluster("--config", str(config)) as running:
         assert running.ask(model="small")[0] == 200
-        until(lambda: states(running)["small"][0] == "asleep")
         until(lambda: not running.processes("mars-model-1:Engine"))
+        assert states(running)["small"][0] == "ready"
         began_s = time.monotonic()
         assert running.ask(model="small")[0] == 200, f"after {time.monotonic() - began_s:.1f} s"
         with callers(running, "small", "bundled") as statuses:

@@ -1,7 +1,7 @@
 """Callers of an endpoint with several models and adapters, over HTTP in this process, with one engine behind all."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,11 +15,10 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineFacts
 from mars_ray.engine.request import Request
-from mars_ray.errors import MarsRayError, UnavailableError
+from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.platform.gateway import Platform as Extension
 from mars_ray.platform.models.applications import ApplicationState
-from mars_ray.platform.models.canary import CanaryReport
 from mars_ray.platform.models.directory import Directory, ServedVersion
 from mars_ray.platform.models.manager import ModelManager
 from mars_ray.platform.models.model_settings import AddedModel
@@ -65,32 +64,17 @@ class Manager:
 
     def __init__(self, config: PlatformConfig, folder: Path) -> None:
         self.applications = Applications()
-        self.core = ModelManager(
-            config, FileDocument(folder / "models.json"), self.applications, AuditLog(None), weight_bytes=lambda _: 1
-        )
+        self.core = ModelManager(config, FileDocument(folder / "models.json"), self.applications, AuditLog(None))
         self.away = False
-        self.reports: list[CanaryReport] = []
 
-    async def follow(self, gateway: str, revision: int, idle_s: Mapping[str, float]) -> Directory | None:
+    async def follow(self, gateway: str, revision: int) -> Directory | None:
         self._ask()
         self.core.step()
-        return self.core.follow(gateway, revision, idle_s)
-
-    async def wake(self, name: str) -> None:
-        self._ask()
-        self.core.wake(name)
-
-    async def report(self, name: str, reports: Sequence[CanaryReport]) -> None:
-        self.reports += reports
-        self.core.report(name, reports)
+        return self.core.follow(gateway, revision)
 
     async def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
         self._ask()
         self.core.change(by, action, subject, method, *args)
-
-    async def describe(self) -> Directory:
-        self._ask()
-        return self.core.describe()
 
     def _ask(self) -> None:
         if self.away:
@@ -98,17 +82,14 @@ class Manager:
 
 
 class Client(LocalEngineClient):
-    """A client that notes its requests, and may lose them."""
+    """A client that notes its requests."""
 
     def __init__(self, engine: AsyncEngine, info: ModelInfo) -> None:
         super().__init__(engine, info, EngineMetrics(model=info.name, replica="test"))
         self.asked: list[Request] = []
-        self.failing: MarsRayError | None = None
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         self.asked.append(request)
-        if self.failing:
-            raise self.failing
         async for chunk in super().stream(request):
             yield chunk
 
@@ -128,8 +109,7 @@ class Platform:
                 await asyncio.sleep(0.01)
 
     async def add(self, name: str, key: str = "", **fields: Any) -> httpx2.Response:
-        canary = fields.pop("canary", {})
-        body = {"name": name, "settings": {"model": "bundled"} | fields, "canary": canary}
+        body = {"name": name, "settings": {"model": "bundled"} | fields}
         return await self.http.post("/admin/models", json=body, headers=bearer(key))
 
     async def ask(self, model: str, key: str = "", **fields: Any) -> httpx2.Response:
@@ -285,7 +265,7 @@ def test_models_come_and_go_while_the_endpoint_runs(run: Run) -> None:
         ({"name": "small", "settings": {"model": "bundled", "mdoe": "ar"}}, 400, "mdoe"),
         ({"name": "../x", "settings": {"model": "bundled"}}, 400, "name"),
         ({"name": "bundled", "settings": {"model": "bundled"}}, 400, "main model"),
-        ({"name": "small", "settings": {"model": "bundled"}, "canary": {"share": 0}}, 400, "share"),
+        ({"name": "small", "settings": {"model": "bundled"}, "canary": {"share": 0.1}}, 400, "canary"),
     ],
 )
 def test_a_bad_model_is_refused_in_one_line(run: Run, body: dict[str, Any], status: int, says: str) -> None:
@@ -294,29 +274,31 @@ def test_a_bad_model_is_refused_in_one_line(run: Run, body: dict[str, Any], stat
         assert answer.status_code == status
         assert says in answer.json()["error"]["message"] + str(answer.json()["error"]["param"])
         assert len((await found.http.get("/admin/models")).json()["data"]) == 1
-        for path in ("promote/no", "take_back/no"):
-            assert (await found.http.post(f"/admin/models/{path}")).status_code == 404
 
     run(work)
 
 
-def test_a_sleeping_model_is_woken_by_a_request_and_one_that_does_not_wake_is_a_503(run: Run) -> None:
+def test_a_request_waits_for_a_model_that_loads(run: Run) -> None:
     async def work(found: Platform) -> None:
-        await found.add("small")
-        assert (await found.ask("small")).status_code == 200
-        found.manager.core._save(found.manager.core.registry.with_sleep("small", True))
-        await found.until(lambda: found.models.names() == ["bundled"])
-        assert (await found.ask("small")).status_code == 200
-        found.manager.core._save(found.manager.core.registry.with_sleep("small", True))
-        await found.until(lambda: found.models.names() == ["bundled"])
         found.manager.applications.held = True
-        found.models._wait_s = 0.5
-        found.manager.applications.running = {}
+        await found.add("small")
+        asked = asyncio.create_task(found.ask("small", max_tokens=1))
+        await asyncio.sleep(0)
+        found.manager.applications.running = {"mars-model-1": ApplicationState("running")}
+        assert (await asked).status_code == 200
+
+    run(work)
+
+
+def test_a_model_that_loads_for_too_long_is_a_503(run: Run) -> None:
+    async def work(found: Platform) -> None:
+        found.manager.applications.held = True
+        await found.add("small")
         late = await found.ask("small")
         assert (late.status_code, late.json()["error"]["code"]) == (503, "model_not_ready")
         assert int(late.headers["retry-after"]) > 0
 
-    run(work)
+    run(work, model_wait_s=0.1)
 
 
 def test_a_new_version_takes_over_without_a_failed_request(run: Run) -> None:
@@ -341,41 +323,6 @@ def test_a_new_version_takes_over_without_a_failed_request(run: Run) -> None:
     run(work)
 
 
-def test_a_canary_gets_its_share_and_is_promoted_by_the_agreement_of_real_answers(run: Run) -> None:
-    async def work(found: Platform) -> None:
-        await found.add("small")
-        await found.until_offered("small")
-        await found.add("small", threshold=0.97, canary={"share": 0.5, "samples": 10})
-        await found.until(lambda: len(found.models.endpoints()) == 3)
-        async with asyncio.timeout(60):
-            while found.manager.core.registry.models["small"].current.number == 1:
-                assert (await found.ask("small", max_tokens=8)).status_code == 200
-        new = [each for client in ("mars-model-1", "mars-model-2") for each in found.clients[client].asked]
-        assert len([each for each in new if each.sampling.max_tokens == 0]) >= 20, "answers were compared"
-        shares = [share for report in found.manager.reports for share in report.agreements]
-        assert shares and min(shares) == 1.0, "the same model agrees with itself"
-        assert "took over" in found.manager.core.registry.models["small"].note
-
-    run(work)
-
-
-def test_a_canary_that_fails_is_taken_back(run: Run) -> None:
-    async def work(found: Platform) -> None:
-        await found.add("small")
-        await found.until_offered("small")
-        await found.add("small", threshold=0.97, canary={"share": 0.5, "samples": 10})
-        await found.until(lambda: len(found.models.endpoints()) == 3)
-        found.clients["mars-model-2"].failing = UnavailableError("broken")
-        async with asyncio.timeout(60):
-            while found.manager.core.registry.models["small"].candidate:
-                await found.ask("small", max_tokens=2)
-        assert "requests failed" in found.manager.core.registry.models["small"].note
-        await found.until(lambda: len(found.models.endpoints()) == 2)
-        assert (await found.ask("small")).status_code == 200
-
-    run(work)
-
-
 def test_the_gateway_goes_on_while_the_manager_is_away_and_operators_are_told(run: Run) -> None:
     async def work(found: Platform) -> None:
         await found.add("small")
@@ -391,7 +338,7 @@ def test_the_gateway_goes_on_while_the_manager_is_away_and_operators_are_told(ru
 
 def test_a_gateway_that_has_just_started_calls_no_model_unknown(run: Run) -> None:
     async def work(found: Platform) -> None:
-        found.models._directory = replace(found.models._directory, revision=0)  # as before its first look
+        found.models.directory = replace(found.models.directory, revision=0)  # as before its first look
         asked = asyncio.create_task(found.ask("small", max_tokens=1))
         await found.add("small")
         assert (await asked).status_code == 200

@@ -9,6 +9,8 @@ import pytest
 from mars_ray.errors import ReplicaLostError, UnavailableError
 from mars_ray.serve.replicas.liveness import LOST_ROUNDS, SILENT_SECONDS, Heard, WaitingCall, WaitingCalls
 
+UP_ROUNDS = 3 * LOST_ROUNDS
+
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 60))
@@ -33,7 +35,7 @@ def future() -> "asyncio.Future[str]":
 
 def test_a_call_that_no_engine_has_ends_as_one_whose_replica_died() -> None:
     async def test() -> None:
-        calls = WaitingCalls()
+        calls = WaitingCalls(UP_ROUNDS)
         with calls.call("a") as call:
             waiting = await answer_of(call, future())
             ask(calls, LOST_ROUNDS)
@@ -49,7 +51,7 @@ def test_a_call_that_no_engine_has_ends_as_one_whose_replica_died() -> None:
 
 def test_a_call_that_an_engine_has_waits_however_long() -> None:
     async def test() -> None:
-        calls, answer = WaitingCalls(), future()
+        calls, answer = WaitingCalls(UP_ROUNDS), future()
         with calls.call("a") as call:
             waiting = await answer_of(call, answer)
             for _ in range(10):
@@ -63,7 +65,7 @@ def test_a_call_that_an_engine_has_waits_however_long() -> None:
 
 def test_time_that_a_reader_takes_is_not_the_engine_s() -> None:
     async def test() -> None:
-        calls, answer = WaitingCalls(), future()
+        calls, answer = WaitingCalls(UP_ROUNDS), future()
         answer.set_result("said")
         with calls.call("a") as call:
             await call.wait_for(answer)
@@ -76,14 +78,16 @@ def test_time_that_a_reader_takes_is_not_the_engine_s() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_while_no_engine_answers_only_a_call_that_has_begun_is_lost(begun: bool) -> None:
     async def test() -> None:
-        calls, answer = WaitingCalls(), future()
+        calls, answer = WaitingCalls(UP_ROUNDS), future()
         answer.set_result("said")
         with calls.call("a") as call:
             if begun:
                 await call.wait_for(answer)
             waiting = await answer_of(call, future())
-            ask(calls, 3 * LOST_ROUNDS, up=False)
-            calls.end(UnavailableError("none is up"))
+            ask(calls, UP_ROUNDS, up=False)
+            await asyncio.sleep(0)
+            assert begun or not waiting.done()
+            ask(calls, 1, up=False)
             with pytest.raises(ReplicaLostError if begun else UnavailableError):
                 await waiting
 

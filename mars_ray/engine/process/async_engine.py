@@ -148,6 +148,11 @@ class AsyncEngine:
         """Return whether a request is running or waiting."""
         return request_id in self._streams
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return not self._streams
+
     async def state(self) -> EngineState:
         """Return the state of the engine after its current step. Raises `ReplicaLostError`."""
         answer: asyncio.Future[EngineState] = asyncio.get_running_loop().create_future()

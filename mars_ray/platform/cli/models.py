@@ -3,14 +3,14 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.control import URL, WIDTH, ApiKey, Url, seconds_of, send_request
-from mars_ray.cli.shared import print_line
+from mars_ray.cli.control import URL, WIDTH, ApiKey, Url, send_request
+from mars_ray.cli.shared import moved_option, print_line
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.serve.deploy.deploy_file import read_settings
 
@@ -18,6 +18,8 @@ models_app = typer.Typer(help="Add, list and remove models and adapters of a run
 
 PATH = "/admin/models"
 POLL_SECONDS = 1.0
+CANARY = "a canary is a second application of Ray Serve; see docs/models.md"
+SLEEP = "set `min_replicas: 0` in --config; see docs/models.md"
 
 Name = Annotated[str, typer.Argument(help="Name under which callers request it.")]
 Account = Annotated[
@@ -53,22 +55,16 @@ def add(
         Path | None, typer.Option(help="YAML file with the fields of an entry of `models` in a serve config.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads per engine, and CPUs that it reserves.")] = None,
-    sleep_after: Annotated[
-        str | None, typer.Option(help="Time without a request after which its engines end, such as 10m.")
-    ] = None,
     account: Account = None,
-    share: Annotated[
-        float, typer.Option(help="Share of requests that a new version answers until it is promoted or taken back.")
-    ] = 1.0,
-    samples: Annotated[int, typer.Option(help="Number of answers of each version to compare at least.")] = 100,
-    tolerance: Annotated[
-        float, typer.Option(help="Agreement with the present version that the new one may lose, as a share of tokens.")
-    ] = 0.02,
     wait: Wait = True,
     url: Url = URL,
     api_key: ApiKey = None,
+    _sleep_after: Annotated[str | None, moved_option("--sleep-after", SLEEP)] = None,
+    _share: Annotated[str | None, moved_option("--share", CANARY)] = None,
+    _samples: Annotated[str | None, moved_option("--samples", CANARY)] = None,
+    _tolerance: Annotated[str | None, moved_option("--tolerance", CANARY)] = None,
 ) -> None:
-    """Add a model, or a new version of one that the endpoint has."""
+    """Add a model, or a new version of one that the endpoint has, which takes over once it can answer."""
     settings = {} if config is None else read_settings(config, "It has the fields of an entry of `models`.")
     if model is not None:
         settings["model"] = _absolute(model)
@@ -76,13 +72,10 @@ def add(
         raise ConfigError("give the model, as an argument or as `model` in --config.")
     if threads is not None:
         settings["engine"] = settings.get("engine", {}) | {"threads": threads}
-    if sleep_after is not None:
-        settings["sleep_after_s"] = seconds_of(sleep_after, "--sleep-after")
     if account:
         settings["access"] = settings.get("access", {}) | {name: account}
-    canary = {"share": share, "samples": samples, "tolerance": tolerance}
-    body = {"name": name, "settings": settings, "canary": canary}
-    _report(name, send_request("POST", url, api_key, PATH, json=body), url, api_key, wait=wait, at_once=share == 1)
+    answer = send_request("POST", url, api_key, PATH, json={"name": name, "settings": settings})
+    _report(name, answer, url, api_key, wait=wait)
 
 
 @models_app.command("add-adapter")
@@ -101,37 +94,29 @@ def add_adapter(
 
 
 @models_app.command()
-def promote(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
-    """Let the new version of a model answer all requests."""
-    send_request("POST", url, api_key, f"{PATH}/promote/{name}")
-    print_line(f"the new version of {name!r} takes over.")
-
-
-@models_app.command("take-back")
-def take_back(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
-    """Drop the new version of a model."""
-    send_request("POST", url, api_key, f"{PATH}/take_back/{name}")
-    print_line(f"dropped the new version of {name!r}.")
-
-
-@models_app.command()
 def remove(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
     """Remove a model or an adapter. Requests that run may finish."""
     send_request("DELETE", url, api_key, f"{PATH}/{name}")
     print_line(f"removed {name!r}.")
 
 
-def _report(name: str, answer: Any, url: str, api_key: str | None, *, wait: bool, at_once: bool) -> None:
+@models_app.command("promote", hidden=True, context_settings={"ignore_unknown_options": True})
+@models_app.command("take-back", hidden=True, context_settings={"ignore_unknown_options": True})
+def _canary(context: typer.Context, _: Annotated[list[str] | None, typer.Argument()] = None) -> NoReturn:
+    raise ConfigError(f"`mars-ray models {context.info_name}` has moved: {CANARY}.")
+
+
+def _report(name: str, answer: Any, url: str, api_key: str | None, *, wait: bool) -> None:
     """Wait until a model has the version that was just added, and say so. Raises `RunError` if the version fails."""
     [model] = [entry for entry in answer["data"] if entry["name"] == name]
     added = model["new_version"] or model["version"]
     print_line(f"added version {added} of {name!r}.")
-    while wait and (model["state"] in ("loading", "asleep") or (at_once and model["new_version"] == added)):
+    while wait and (model["state"] == "loading" or model["new_version"] == added):
         time.sleep(POLL_SECONDS)
         [model] = [entry for entry in send_request("GET", url, api_key, PATH)["data"] if entry["name"] == name]
     if model["state"] == "failed":
         raise RunError(f"{name!r} cannot be served: {model['reason']}. Remove it, or add a version that can.")
-    if wait and added not in (model["version"], model["new_version"]):
+    if wait and added != model["version"]:
         raise RunError(f"{model['reason']}. Version {model['version']} of {name!r} answers as before.")
     if wait:
         print_line(f"{name!r} is ready.")

@@ -1,1 +1,1 @@
-"""Several models behind one endpoint: their registry, canaries, sleep and memory."""
+"""Several models behind one endpoint: their registry and their engines."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mars_ray.platform.platform_config import PlatformConfig
 
-ModelState = Literal["ready", "loading", "asleep", "failed"]
+ModelState = Literal["ready", "loading", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +18,6 @@ class ServedVersion:
     """Name of the Serve application of its engines."""
     config: PlatformConfig
     """Settings of an endpoint that has this model alone."""
-    share: float
-    """Share of the model's requests that this version answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +32,9 @@ class ServedModel:
     number: int
     """Number of the present version."""
     new_number: int | None = None
-    """Number of the new version beside it."""
-    versions: tuple[ServedVersion, ...] = ()
-    """Versions that can answer, the present one first; empty unless the model is ready."""
+    """Number of the new version, which starts and then takes over."""
+    version: ServedVersion | None = None
+    """The present version; None unless the model is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

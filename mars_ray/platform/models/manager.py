@@ -1,23 +1,20 @@
 """Keeps the engines of an endpoint's further models as the registry wants them.
 
-In:    changes of operators; what gateways used and measured; the states of the Serve applications.
+In:    changes of operators; the directories that gateways have; the states of the Serve applications.
 Out:   applications to deploy and to delete; the directory that gateways follow.
-Never: deletes engines that a gateway may still call, exceeds the memory bound with models that it can let sleep, or
-       forgets a change once it has returned.
+Never: deletes engines that a gateway may still call, or forgets a change once it has returned.
 
 A gateway follows the directory once a second. Engines that are no longer in it are deleted once every gateway has
 taken a directory without them.
 """
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mars_ray.errors import MarsRayError, UnknownNameError, did_you_mean
 from mars_ray.platform.models.applications import Applications, ApplicationState, application_prefix
-from mars_ray.platform.models.canary import CanaryJudge, CanaryReport
 from mars_ray.platform.models.directory import Directory, ModelState, ServedModel, ServedVersion
 from mars_ray.platform.models.model_settings import AddedModel
 from mars_ray.platform.models.registry import ModelVersion, RegisteredModel, Registry
@@ -26,11 +23,8 @@ from mars_ray.serve.deploy.model_settings import ModelSettings
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import Document
 
-log = logging.getLogger(__name__)
-
 GATEWAY_S = 10.0
 """Seconds after which a gateway that no longer follows is gone. A new manager waits as long for the gateways."""
-GIB = 2**30
 
 
 @dataclass(slots=True)
@@ -40,10 +34,7 @@ class _Gateway:
 
 
 class ModelManager:
-    """The manager of one endpoint. Use it in one thread at a time.
-
-    `config` names the controller. `weight_bytes` returns the size of a model's weights, by the name of the model.
-    """
+    """The manager of one endpoint. Use it in one thread at a time. `config` names the controller."""
 
     def __init__(
         self,
@@ -52,23 +43,16 @@ class ModelManager:
         applications: Applications,
         audit: AuditLog,
         *,
-        weight_bytes: Callable[[str], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._document = document
         self._applications = applications
         self._audit = audit
-        self._weight_bytes = weight_bytes
         self._clock = clock
         self._began_s = clock()
         self._gateways: dict[str, _Gateway] = {}
-        self._used_s: dict[str, float] = {}
-        """Time of the last use of each model; now for one that is in use."""
-        self._judges: dict[str, CanaryJudge] = {}
         self._stored: dict[str, Mapping[str, str]] = {}
-        self._sizes: dict[str, int] = {}
-        """Bytes of weights of each application."""
         self._failed: dict[str, str] = {}
         """Applications that could not be deployed, with the reason."""
         self._directory = Directory(revision=time.time_ns())
@@ -83,30 +67,10 @@ class ModelManager:
 
     # What gateways do.
 
-    def follow(self, gateway: str, revision: int, idle_s: Mapping[str, float]) -> Directory | None:
-        """Return the directory unless the gateway has it: the one with `revision`.
-
-        `idle_s` are the seconds since the gateway last used each model, 0 for those in use.
-        """
-        now_s = self._clock()
-        self._gateways[gateway] = _Gateway(revision, now_s)
-        for name, seconds in idle_s.items():
-            self._used_s[name] = max(self._used_s.get(name, 0.0), now_s - seconds)
+    def follow(self, gateway: str, revision: int) -> Directory | None:
+        """Return the directory unless the gateway has it: the one with `revision`."""
+        self._gateways[gateway] = _Gateway(revision, self._clock())
         return None if revision == self._directory.revision else self._directory
-
-    def wake(self, name: str) -> None:
-        """Wake a model because a request waits for it."""
-        model = self.registry.models.get(name)
-        if model and model.asleep:
-            self._used_s[name] = self._clock()
-            self._save(self.registry.with_sleep(name, False))
-            self.step()
-
-    def report(self, name: str, reports: Sequence[CanaryReport]) -> None:
-        """Take what a gateway measured of the versions of a model."""
-        for report in reports:
-            if judge := self._judges.get(name):
-                judge.add(report)
 
     # What operators do.
 
@@ -125,25 +89,16 @@ class ModelManager:
         self._audit.record(by, action, subject)
         self.step()
 
-    def describe(self) -> Directory:
-        """Return the directory, with what is known of canaries so far."""
-        models = [
-            replace(model, reason=self._judges[model.name].summary()) if model.name in self._judges else model
-            for model in self._directory.models
-        ]
-        return replace(self._directory, models=tuple(models))
-
     # Once or twice a second.
 
     def step(self) -> None:
         """Bring the applications closer to what the registry wants."""
         states = dict(self._applications.states())
-        self._decide_canaries(states)
-        self._let_sleep()
+        self._replace_versions(states)
         self._store_adapters()
         wanted = self._wanted()
         for name, (config, settings) in wanted.items():
-            if name not in states and name not in self._failed and self._fits(config.model_name, settings, states):
+            if name not in states and name not in self._failed:
                 try:
                     self._applications.deploy(name, config, settings)
                     states[name] = ApplicationState("deploying")
@@ -152,46 +107,20 @@ class ModelManager:
         self._publish(states)
         self._delete_unwanted(states, wanted)
 
-    def _decide_canaries(self, states: Mapping[str, ApplicationState]) -> None:
+    def _replace_versions(self, states: Mapping[str, ApplicationState]) -> None:
+        """Let new versions that run take over, and drop those that cannot start."""
         for name, model in self.registry.models.items():
-            candidate = model.candidate
-            if candidate is None:
-                self._judges.pop(name, None)
+            if model.new is None:
                 continue
-            present, new = model.current.number, candidate.version.number
-            judge = self._judges.get(name)
-            if judge is None or (judge.present, judge.new) != (present, new):
-                judge = self._judges[name] = CanaryJudge(present, new, candidate.canary)
-            state, failure = self._state(candidate.version, states)
-            verdict = judge.verdict()
+            state, failure = self._state(model.new, states)
+            number = model.new.number
             if failure:
-                self._take_back(name, f"version {new} was taken back: {failure}")
-            elif state.status == "running" and candidate.canary.share == 1:
-                self._save(self.registry.promoted(name, f"version {new} took over"))
-                self._audit.record("policy", "model.promoted", name, cause=f"version {new} is ready")
-            elif verdict and verdict.promote:
-                self._save(self.registry.promoted(name, f"version {new} took over: {verdict.reason}"))
-                self._audit.record("policy", "model.promoted", name, cause=verdict.reason)
-            elif verdict:
-                self._take_back(name, f"version {new} was taken back: {verdict.reason}")
-
-    def _take_back(self, name: str, note: str) -> None:
-        self._save(self.registry.taken_back(name, note))
-        self._audit.record("policy", "model.taken_back", name, cause=note)
-
-    def _let_sleep(self) -> None:
-        now_s = self._clock()
-        for name, model in self.registry.models.items():
-            after_s = model.current.settings.sleep_after_s
-            if after_s is not None and self._may_sleep(name, model) and now_s - self._used(name) > after_s:
-                self._save(self.registry.with_sleep(name, True))
-
-    def _may_sleep(self, name: str, model: RegisteredModel) -> bool:
-        ready = any(served.name == name and served.state == "ready" for served in self._directory.models)
-        return ready and not model.asleep and model.candidate is None
-
-    def _used(self, name: str) -> float:
-        return self._used_s.setdefault(name, self._clock())
+                note = f"version {number} was taken back: {failure}"
+                self._save(self.registry.taken_back(name, note))
+                self._audit.record("policy", "model.taken_back", name, cause=note)
+            elif state.status == "running":
+                self._save(self.registry.promoted(name, f"version {number} took over"))
+                self._audit.record("policy", "model.promoted", name, cause=f"version {number} is ready")
 
     def _store_adapters(self) -> None:
         for name, adapters in self.registry.adapters.items():
@@ -217,45 +146,9 @@ class ModelManager:
         return {
             self._application(version): (self._config.of_model(name, version.settings), version.settings)
             for name, model in self.registry.models.items()
-            if not model.asleep
-            for version in _versions(model)
+            for version in (model.current, model.new)
+            if version
         }
-
-    # Memory.
-
-    def _fits(self, name: str, settings: AddedModel, states: Mapping[str, ApplicationState]) -> bool:
-        """Return whether the weights of a model fit now. If not, let the model sleep that was used longest ago."""
-        if self._config.models_memory_gib is None:
-            return True
-        bound = self._config.models_memory_gib * GIB
-        needed = self._bytes(settings)
-        for model in self.registry.models.values():
-            for version in _versions(model):
-                self._sizes.setdefault(self._application(version), self._bytes(version.settings))
-        # Engines that are being deleted still have their memory.
-        if needed + sum(self._sizes.get(application, 0) for application in states) <= bound:
-            return True
-        now_s = self._clock()
-        idle = [
-            (self._used(candidate), candidate)
-            for candidate, model in self.registry.models.items()
-            if candidate != name and self._may_sleep(candidate, model) and now_s - self._used(candidate) > 0
-        ]
-        if idle and needed <= bound:
-            self._save(self.registry.with_sleep(min(idle)[1], True))
-        return False
-
-    def _bytes(self, settings: AddedModel) -> int:
-        return self._weight_bytes(settings.model) * settings.min_replicas
-
-    def _too_large(self, settings: AddedModel) -> str:
-        """Return why the weights of a model never fit; empty if they may."""
-        if self._config.models_memory_gib is None:
-            return ""
-        needed, bound = self._bytes(settings) / GIB, self._config.models_memory_gib
-        if needed > bound:
-            return f"its weights take {needed:.3g} GiB; models_memory_gib is {bound:g}"
-        return ""
 
     # The directory.
 
@@ -271,34 +164,20 @@ class ModelManager:
 
     def _served(self, name: str, model: RegisteredModel, states: Mapping[str, ApplicationState]) -> ServedModel:
         current, failure = self._state(model.current, states)
-        failure = failure or self._too_large(model.current.settings)
-        state: ModelState = "loading"
-        if model.asleep:
-            state = "asleep"
-        elif failure:
-            state = "failed"
-        elif current.status == "running":
-            state = "ready"
-        running = [version for version in _versions(model) if self._state(version, states)[0].status == "running"]
-        new = model.candidate
-        share = new.canary.share if new and new.version in running else 0.0
-        versions = tuple(
-            ServedVersion(
-                number=version.number,
-                application=self._application(version),
-                config=self._config.of_model(name, version.settings),
-                share=1 - share if version == model.current else share,
-            )
-            for version in running
+        state: ModelState = "failed" if failure else "ready" if current.status == "running" else "loading"
+        version = ServedVersion(
+            number=model.current.number,
+            application=self._application(model.current),
+            config=self._config.of_model(name, model.current.settings),
         )
         return ServedModel(
             name=name,
             served_names=model.current.settings.served_model_names,
             state=state,
-            reason=failure or current.message or model.note,
+            reason=failure or (model.note if state == "ready" else current.message),
             number=model.current.number,
-            new_number=new.version.number if new else None,
-            versions=versions if state == "ready" else (),
+            new_number=model.new.number if model.new else None,
+            version=version if state == "ready" else None,
         )
 
     def _delete_unwanted(
@@ -328,7 +207,3 @@ class ModelManager:
             self._document.swap(self._version, data)
         self._version = self._document.version()
         self.registry = registry
-
-
-def _versions(model: RegisteredModel) -> list[ModelVersion]:
-    return [model.current, *([model.candidate.version] if model.candidate else [])]

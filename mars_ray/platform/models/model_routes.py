@@ -16,7 +16,7 @@ from mars_ray.errors import ConfigError, InputError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.platform.models.directory import Directory, ModelState
 from mars_ray.platform.models.model_settings import AddedModel
-from mars_ray.platform.models.registry import NAME, Canary
+from mars_ray.platform.models.registry import NAME
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.middleware.exchange import Exchange
@@ -31,8 +31,6 @@ class ModelRequest(RequestBody):
     name: str = Field(pattern=NAME)
     settings: dict[str, Any]
     """The fields of an entry of `models` in a config file."""
-    canary: Canary = Canary()
-    """How a new version takes over. By default it answers all requests as soon as it is ready."""
 
 
 class AdapterRequest(RequestBody):
@@ -54,10 +52,11 @@ class ModelObject(BaseModel):
     name: str
     state: ModelState
     reason: str = ""
-    """Why the model is not ready, what is known of its new version, or what became of its last one."""
+    """Why the model is not ready, or what became of its last new version."""
     version: int | None = None
     """Number of the present version; None for the main model, whose versions are deployments."""
     new_version: int | None = None
+    """Number of the version that starts and then takes over."""
     served_names: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     access: dict[str, tuple[str, ...]] = {}
@@ -82,7 +81,6 @@ def model_routes(models: ServedModels) -> APIRouter:
         by = Exchange.of(request.scope).operator
         try:
             await models.link.change(by, action, subject, method, *args)
-            await models.refresh()
             return await _list(models)
         except UnknownNameError as error:
             raise ApiError(404, str(error), type="invalid_request_error", code="model_not_found") from None
@@ -98,7 +96,7 @@ def model_routes(models: ServedModels) -> APIRouter:
     async def add_model(body: ModelRequest, request: Request) -> ModelObjectList:
         """Add a model, or a new version of one."""
         settings = _settings(body)
-        return await change(request, "model.added", body.name, "with_model", body.name, settings, body.canary)
+        return await change(request, "model.added", body.name, "with_model", body.name, settings)
 
     @routes.post("/adapters")
     async def add_adapter(body: AdapterRequest, request: Request) -> ModelObjectList:
@@ -107,16 +105,6 @@ def model_routes(models: ServedModels) -> APIRouter:
         accounts = None if body.accounts is None else tuple(body.accounts)
         fields = (model, body.name, body.folder, accounts)
         return await change(request, "adapter.added", body.name, "with_adapter", *fields)
-
-    @routes.post("/models/promote/{name:path}")
-    async def promote(name: str, request: Request) -> ModelObjectList:
-        """Let the new version of a model answer all requests."""
-        return await change(request, "model.promoted", name, "promoted", name, "promoted by an operator")
-
-    @routes.post("/models/take_back/{name:path}")
-    async def take_back(name: str, request: Request) -> ModelObjectList:
-        """Drop the new version of a model."""
-        return await change(request, "model.taken_back", name, "taken_back", name, "taken back by an operator")
 
     @routes.delete("/models/{name:path}", status_code=204)
     async def remove(name: str, request: Request) -> Response:
@@ -138,7 +126,9 @@ def _settings(body: ModelRequest) -> AddedModel:
 
 
 async def _list(models: ServedModels) -> ModelObjectList:
-    directory = await models.link.describe() if models.link else Directory()
+    if models.link:
+        await models.refresh()
+    directory = models.directory
     ready = await models.main.client.ready()
     main = ModelObject(
         name=models.main.name,

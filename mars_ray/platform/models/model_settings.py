@@ -17,13 +17,13 @@ class AddedModel(ModelSettings):
     model: str
     """As for the main model. Classes of service that are left out are those of the endpoint."""
     access: Access = Field(default_factory=dict)
-    min_replicas: int = Field(1, ge=1, le=1000)
-    """Number of engines while the model is awake."""
+    min_replicas: int = Field(1, ge=0, le=1000)
+    """Minimum number of engines. At 0, the last engine ends after `downscale_to_zero_delay_s` without a request, and
+    the next request starts one."""
     max_replicas: int | None = Field(None, ge=1, le=1000)
-    """Maximum number of engines under load; None means `min_replicas`."""
-    sleep_after_s: float | None = Field(None, gt=0)
-    """Seconds without a request after which the engines end. The next request starts them again. None means that only
-    `models_memory_gib` ends them."""
+    """Maximum number of engines under load; None means `min_replicas`, at least 1."""
+    downscale_to_zero_delay_s: float = Field(600, ge=0)
+    """Seconds without a request after which the last engine ends, with `min_replicas: 0`."""
     ray_actor_options: dict[str, Any] = Field(default_factory=dict)
     """Resources of each engine in Ray, such as `{num_gpus: 1}`. By default an engine reserves as many CPUs as
     `engine.threads` says, and none without that setting, because the main model may have them all."""

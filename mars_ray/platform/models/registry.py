@@ -1,6 +1,6 @@
 """The models and adapters of an endpoint as operators want them, and the versions of each model.
 
-In:    the config of the endpoint; changes of operators; verdicts on canaries.
+In:    the config of the endpoint; changes of operators; new versions that can answer, or cannot start.
 Out:   a new registry for each change; JSON that survives the endpoint.
 Never: has a name twice, or loses the version that answers when a change fails.
 """
@@ -8,9 +8,8 @@ Never: has a name twice, or loses the version that answers when a change fails.
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from mars_ray.chat.request_body import RequestBody
 from mars_ray.errors import ConfigError, UnknownNameError, did_you_mean
 from mars_ray.platform.models.model_settings import AddedModel
 from mars_ray.platform.platform_config import PlatformConfig
@@ -30,32 +29,15 @@ class ModelVersion(_Frozen):
     settings: AddedModel
 
 
-class Canary(RequestBody):
-    """How a new version takes over from the present one."""
-
-    share: float = Field(1.0, gt=0, le=1)
-    """Share of the model's requests that the new version answers. At 1 it takes over as soon as it is ready."""
-    samples: int = Field(100, ge=10, le=100_000)
-    """Number of answers of each version to compare at least."""
-    tolerance: float = Field(0.02, gt=0, lt=1)
-    """Maximum loss of agreement with the present version, as a share of tokens."""
-
-
-class Candidate(_Frozen):
-    """A new version beside the present one."""
-
-    version: ModelVersion
-    canary: Canary
-
-
 class RegisteredModel(_Frozen):
     """A further model of the endpoint."""
 
     current: ModelVersion
-    candidate: Candidate | None = None
-    asleep: bool = False
+    """The version that answers."""
+    new: ModelVersion | None = None
+    """The version that starts and then takes over."""
     note: str = ""
-    """What became of the last candidate."""
+    """What became of the last new version."""
 
 
 class Registry(_Frozen):
@@ -107,8 +89,8 @@ class Registry(_Frozen):
         for adapters in self.adapters.values():
             yield from adapters
 
-    def with_model(self, name: str, settings: AddedModel, canary: Canary) -> "Registry":
-        """Add a model, or a new version of one."""
+    def with_model(self, name: str, settings: AddedModel) -> "Registry":
+        """Add a model, or a new version of one, which replaces a new version that still starts."""
         if name == self.main:
             raise ConfigError(
                 f"{name!r} is the main model of the endpoint: change its config file and deploy it again."
@@ -117,15 +99,10 @@ class Registry(_Frozen):
         if model is None:
             self._check_free([name, *settings.served_model_names, *settings.adapters])
             return self._with_new(name, settings)
-        if model.candidate:
-            raise ConfigError(
-                f"{name!r} has a new version already, number {model.candidate.version.number}. Promote it or take it "
-                "back first."
-            )
         new = {*settings.served_model_names, *settings.adapters}
         self._check_free(sorted(new.difference(model.current.settings.served_model_names, self.adapters[name])))
-        candidate = Candidate(version=ModelVersion(number=self.next_number, settings=settings), canary=canary)
-        changed = model.model_copy(update={"candidate": candidate, "asleep": False, "note": ""})
+        version = ModelVersion(number=self.next_number, settings=settings)
+        changed = model.model_copy(update={"new": version, "note": ""})
         return self._set(name, changed).model_copy(update={"next_number": self.next_number + 1})
 
     def with_adapter(self, model: str, name: str, folder: str, accounts: tuple[str, ...] | None) -> "Registry":
@@ -158,10 +135,11 @@ class Registry(_Frozen):
         return self.model_copy(update={"models": models, "adapters": adapters, "access": access})
 
     def promoted(self, name: str, note: str) -> "Registry":
-        """Let the new version of a model answer all requests."""
-        candidate = self._candidate(name)
-        settings = candidate.version.settings
-        changed = RegisteredModel(current=candidate.version, note=note)
+        """Replace the present version of a model by its new one."""
+        version = self.models[name].new
+        assert version
+        settings = version.settings
+        changed = RegisteredModel(current=version, note=note)
         access = {
             served_name: accounts
             for served_name, accounts in self.access.items()
@@ -176,20 +154,7 @@ class Registry(_Frozen):
 
     def taken_back(self, name: str, note: str) -> "Registry":
         """Drop the new version of a model."""
-        self._candidate(name)
-        return self._set(name, self.models[name].model_copy(update={"candidate": None, "note": note}))
-
-    def with_sleep(self, name: str, asleep: bool) -> "Registry":
-        """Let a model sleep, or wake it."""
-        return self._set(name, self.models[name].model_copy(update={"asleep": asleep}))
-
-    def _candidate(self, name: str) -> Candidate:
-        if name not in self.models:
-            raise self._unknown(name, self.models)
-        candidate = self.models[name].candidate
-        if candidate is None:
-            raise ConfigError(f"{name!r} has no new version beside number {self.models[name].current.number}.")
-        return candidate
+        return self._set(name, self.models[name].model_copy(update={"new": None, "note": note}))
 
     def _with_new(self, name: str, settings: AddedModel) -> "Registry":
         model = RegisteredModel(current=ModelVersion(number=self.next_number, settings=settings))

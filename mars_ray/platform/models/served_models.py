@@ -8,18 +8,15 @@ Never: shows a caller a model or an adapter that its account may not use; sends 
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.platform.models.canary import CanaryReport
-from mars_ray.platform.models.canary_observer import CanaryObserver
 from mars_ray.platform.models.directory import Directory, ServedModel, ServedVersion
 from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
@@ -29,7 +26,8 @@ log = logging.getLogger(__name__)
 
 FOLLOW_S = 0.5
 START_S = 5.0
-"""Maximum seconds for a gateway to get ready for a version, so that the manager sees that the gateway lives."""
+"""Maximum seconds between two calls of the manager while a gateway gets ready for a version, so that the manager sees
+that the gateway lives."""
 UNUSED_S = 5.0
 """Seconds without a request after which the endpoint of a version that left ends. A request may be that far from its
 engine: it is rendered first, and may wait for the meter of usage."""
@@ -42,20 +40,11 @@ RETRY_AFTER_S = 10
 class ModelsLink(Protocol):
     """Way to the manager of models. Every method raises `UnavailableError` while it does not answer."""
 
-    async def follow(self, gateway: str, revision: int, idle_s: Mapping[str, float]) -> Directory | None:
+    async def follow(self, gateway: str, revision: int) -> Directory | None:
         """Return the directory, unless `revision` is its newest; see `ModelManager`."""
-
-    async def wake(self, name: str) -> None:
-        """Wake a model."""
-
-    async def report(self, name: str, reports: Sequence[CanaryReport]) -> None:
-        """Report what was measured of the versions of a model."""
 
     async def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
         """Change the registry by one of its methods. Raises `ConfigError`, `ModelError` and `OutputError`."""
-
-    async def describe(self) -> Directory:
-        """Return the directory for operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +83,12 @@ class ServedModels:
         self._make = make
         self._gateway = gateway
         self._wait_s = wait_s
-        self._directory = Directory()
+        self.directory = Directory()
         self._running: dict[str, _Running] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, _Leaving] = {}
         self._changed = asyncio.Condition()
         self._applying = asyncio.Lock()
-        self._canaries: dict[str, CanaryObserver] = {}
         self._infos: dict[str, ModelInfo] = {}
         """Last known facts about each further model."""
 
@@ -111,21 +100,22 @@ class ServedModels:
             try:
                 yield
             finally:
-                if following:
-                    following.cancel()
-                    await asyncio.gather(following, return_exceptions=True)
+                tasks = [*([following] if following else []), *self._starting.values()]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
                 for version in self._running.values():
                     await version.ends.aclose()
 
     async def find(self, name: str | None, account: str) -> Endpoint:
         """Return the endpoint that answers a request for a model or adapter; None means the main model.
 
-        Waits for a model that sleeps or loads. Raises a 404 for a model that does not exist or that the account may not
-        use, and a 503 if the model is not ready in time.
+        Waits for a model that loads. Raises a 404 for a model that does not exist or that the account may not use, and
+        a 503 if the model is not ready in time.
         """
         main = await self.main.model_info()
         wanted = main.name if name is None else name
-        if self._directory.allows(wanted, account):
+        if self.directory.allows(wanted, account):
             if main.by_name(wanted):
                 return self.main
             await self._first_directory(wanted)
@@ -137,22 +127,27 @@ class ServedModels:
         raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
 
     async def infos(self, account: str) -> list[ModelInfo]:
-        """Return the facts about all models and adapters that an account may use, also about sleeping models. Models
-        that were never ready since this gateway started are left out."""
+        """Return the facts about all models and adapters that an account may use. Models without an engine since this
+        gateway started are left out."""
         main = await self.main.model_info()
         for model, clients in self._present():
-            with suppress(MarsRayError):
-                self._infos[model.name] = await clients.endpoint.model_info()
-        known = [self._infos[model.name] for model in self._directory.models if model.name in self._infos]
+            if clients.endpoint.knows_model or await clients.endpoint.client.ready():
+                with suppress(MarsRayError):
+                    self._infos[model.name] = await clients.endpoint.model_info()
+        known = [
+            replace(self._infos[model.name], adapters=self.directory.adapters[model.name])
+            for model in self.directory.models
+            if model.name in self._infos
+        ]
         return [
             served
             for info in (main, *known)
             for served in info.all_names()
-            if self._directory.allows(served.name, account)
+            if self.directory.allows(served.name, account)
         ]
 
     def endpoints(self) -> list[Endpoint]:
-        """Return the endpoints of all versions of all models."""
+        """Return the endpoints of all models."""
         running = [version.clients.endpoint for name, version in self._running.items() if name not in self._leaving]
         return [self.main, *running]
 
@@ -171,32 +166,31 @@ class ServedModels:
 
     def _present(self) -> list[tuple[ServedModel, ModelClients]]:
         return [
-            (model, self._running[model.versions[0].application].clients)
-            for model in self._directory.models
-            if model.versions and model.versions[0].application in self._running
+            (model, self._running[model.version.application].clients)
+            for model in self.directory.models
+            if model.version and model.version.application in self._running
         ]
 
     def _model(self, name: str) -> ServedModel | None:
-        for model in self._directory.models:
-            if name in (model.name, *model.served_names, *self._directory.adapters.get(model.name, ())):
+        for model in self.directory.models:
+            if name in (model.name, *model.served_names, *self.directory.adapters.get(model.name, ())):
                 return model
         return None
 
     async def _first_directory(self, name: str) -> None:
         """Wait until this gateway has a directory, because without one it would call a model unknown that exists."""
-        if self.link is None or self._directory.revision:
+        if self.link is None or self.directory.revision:
             return
         try:
             async with asyncio.timeout(self._wait_s), self._changed:
-                await self._changed.wait_for(lambda: self._directory.revision > 0)
+                await self._changed.wait_for(lambda: self.directory.revision > 0)
         except TimeoutError:
             raise _not_ready(name, "is not known here yet") from None
 
     async def _ready(self, name: str) -> Endpoint:
         try:
             async with asyncio.timeout(self._wait_s), self._changed:
-                while (endpoint := self._choose(name)) is None:
-                    await self._wake(name)
+                while (endpoint := self._endpoint(name)) is None:
                     await self._changed.wait()
                 return endpoint
         except TimeoutError:
@@ -204,35 +198,18 @@ class ServedModels:
             reason = f": {model.reason}" if model and model.reason else ""
             raise _not_ready(name, f"is not ready after {self._wait_s:g} s{reason}") from None
 
-    def _choose(self, name: str) -> Endpoint | None:
-        """Return the endpoint of a version of a model; None while there is none. Raises a 503 for a failed model."""
+    def _endpoint(self, name: str) -> Endpoint | None:
+        """Return the endpoint of a model; None while there is none. Raises a 503 for a failed model."""
         model = self._model(name)
         if model is None:
             raise _not_ready(name, "was removed")
         if model.state == "failed":
             raise _not_ready(name, f"cannot be served: {model.reason}")
-        ready = self._running_of(model)
-        if not ready:
+        if model.version is None or model.version.application not in self._running:
             return None
-        [(_, endpoint)] = random.choices(ready, [version.share for version, _ in ready])
+        endpoint = self._running[model.version.application].clients.endpoint
         endpoint.calls.touch()
         return endpoint
-
-    def _running_of(self, model: ServedModel) -> list[tuple[ServedVersion, Endpoint]]:
-        """Return the versions of a model for which this gateway is ready, with their endpoints."""
-        return [
-            (version, self._running[version.application].clients.endpoint)
-            for version in model.versions
-            if version.application in self._running
-        ]
-
-    async def _wake(self, name: str) -> None:
-        model = self._model(name)
-        if model and model.state == "asleep" and self.link:
-            try:
-                await self.link.wake(name)
-            except UnavailableError as error:
-                log.warning("the model %r cannot be woken yet: %s", name, error)
 
     # Following the directory.
 
@@ -242,11 +219,10 @@ class ServedModels:
         async with self._applying:
             await self._end_unused()
             # Until nobody uses the engines of a version that left, say that its directory is not in use yet.
-            revision = min([self._directory.revision, *(version.revision - 1 for version in self._leaving.values())])
-            directory = await self.link.follow(self._gateway, revision, self._idle_s())
-            versions = [version for model in self._directory.models for version in model.versions]
-            if directory or any(version.application not in self._running for version in versions):
-                await self._apply(directory or self._directory)
+            revision = min([self.directory.revision, *(version.revision - 1 for version in self._leaving.values())])
+            directory = await self.link.follow(self._gateway, revision)
+            if directory or any(version not in self._running for version in _versions(self.directory)):
+                await self._apply(directory or self.directory)
 
     async def _follow(self) -> None:
         """Follow the directory until cancelled."""
@@ -254,9 +230,6 @@ class ServedModels:
         while True:
             try:
                 await self.refresh()
-                for name, observer in list(self._canaries.items()):
-                    if reports := observer.take_reports():
-                        await self.link.report(name, reports)
             except UnavailableError as error:
                 log.debug("no news of models: %s", error)
             except Exception:
@@ -265,12 +238,16 @@ class ServedModels:
 
     async def _apply(self, directory: Directory) -> None:
         """Make the endpoints of new versions, then use the directory, then end those of old versions."""
-        versions = {version.application: version for model in directory.models for version in model.versions}
-        await asyncio.gather(*(self._start(version) for name, version in versions.items() if name not in self._running))
+        versions = _versions(directory)
+        for name in self._starting.keys() - versions.keys():
+            self._starting[name].cancel()
+        for name in versions.keys() - self._running.keys() - self._starting.keys():
+            self._starting[name] = asyncio.create_task(self._start(versions[name]))
+        if self._starting:
+            await asyncio.wait(self._starting.values(), timeout=START_S)
         self._set_adapters(directory)
-        self._set_canaries(directory)
         async with self._changed:
-            self._directory = directory
+            self.directory = directory
             self._changed.notify_all()
         for application in self._running:
             if application in versions:
@@ -290,35 +267,27 @@ class ServedModels:
         assert self._make
         ends = AsyncExitStack()
         try:
-            async with asyncio.timeout(START_S):
-                clients = await self._make(version)
-                await ends.enter_async_context(clients.endpoint.running())
-        except (MarsRayError, TimeoutError) as error:
-            log.error("version %d of %r cannot be used here yet: %r", version.number, version.config.name, error)
-        else:
+            clients = await self._make(version)
+            await ends.enter_async_context(clients.endpoint.running())
             self._running[version.application] = _Running(clients, ends)
+            self._set_adapters(self.directory)
+        except MarsRayError as error:
+            log.error("version %d of %r cannot be used here yet: %s", version.number, version.config.name, error)
+        finally:
+            del self._starting[version.application]
+        async with self._changed:
+            self._changed.notify_all()
 
     def _set_adapters(self, directory: Directory) -> None:
         self.main.adapters = directory.adapters.get(self.main.name)
         for model in directory.models:
-            for _, endpoint in self._running_of(model):
-                endpoint.adapters = directory.adapters.get(model.name)
+            if model.version and (running := self._running.get(model.version.application)):
+                running.clients.endpoint.adapters = directory.adapters.get(model.name)
 
-    def _set_canaries(self, directory: Directory) -> None:
-        for model in directory.models:
-            running = [(version.number, endpoint) for version, endpoint in self._running_of(model)]
-            if len(running) == 2 and model.name not in self._canaries:
-                self._canaries[model.name] = CanaryObserver(*running)
-            elif len(running) < 2 and (observer := self._canaries.pop(model.name, None)):
-                observer.close()
 
-    def _idle_s(self) -> dict[str, float]:
-        running = {model.name: self._running_of(model) for model in self._directory.models}
-        return {
-            name: min(endpoint.calls.idle_s() for _, endpoint in versions)
-            for name, versions in running.items()
-            if versions
-        }
+def _versions(directory: Directory) -> dict[str, ServedVersion]:
+    """Return the versions that can answer, by the names of their applications."""
+    return {model.version.application: model.version for model in directory.models if model.version}
 
 
 def _not_ready(name: str, what: str) -> ApiError:

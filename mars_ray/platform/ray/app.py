@@ -78,12 +78,19 @@ def added_engines(config: PlatformConfig, settings: AddedModel) -> Application:
     """Return the application of the engines of a further model, without a route. `config` is that of the model
     alone."""
     engines = engine_deployment(config, "", config.engine.threads or 0, settings.ray_actor_options)
-    if settings.max_replicas in (None, settings.min_replicas):
-        engines = engines.options(num_replicas=settings.min_replicas)
+    least = settings.min_replicas
+    most = settings.max_replicas or max(1, least)
+    if least == most:
+        engines = engines.options(num_replicas=least)
     else:
-        bounds = {"min_replicas": settings.min_replicas, "max_replicas": settings.max_replicas}
-        policy = {"policy_function": "mars_ray.serve.ray.autoscaling:by_capacity"}
-        engines = engines.options(autoscaling_config=AutoscalingConfig(**bounds, policy=policy))
+        scaling = AutoscalingConfig(
+            min_replicas=least,
+            initial_replicas=max(1, least),  # the first engine shows that the model can start
+            max_replicas=most,
+            downscale_to_zero_delay_s=settings.downscale_to_zero_delay_s,
+            policy={"policy_function": "mars_ray.serve.ray.autoscaling:by_capacity"},
+        )
+        engines = engines.options(autoscaling_config=scaling)
     ingress = serve.deployment(Ingress).options(
         autoscaling_config=AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=1),
         ray_actor_options={"num_cpus": 0},

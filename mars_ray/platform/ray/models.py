@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,7 +22,6 @@ from mars_ray.errors import MarsRayError, ServeError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.platform.accounts.account_store import open_audit_log
 from mars_ray.platform.models.applications import ApplicationState, application_prefix
-from mars_ray.platform.models.canary import CanaryReport
 from mars_ray.platform.models.directory import Directory
 from mars_ray.platform.models.manager import ModelManager
 from mars_ray.platform.models.model_settings import AddedModel
@@ -62,27 +61,13 @@ class Models:
             _document(config),
             self._applications,
             open_audit_log(config.storage),
-            weight_bytes=weight_bytes,
         )
         self._manager = await self._in_thread(make)
         self._stepping = asyncio.create_task(self._step_forever())
 
-    async def follow(self, gateway: str, revision: int, idle_s: Mapping[str, float]) -> Directory | None:
+    async def follow(self, gateway: str, revision: int) -> Directory | None:
         """Return the directory, unless `revision` is its newest; see `ModelManager`."""
-        directory: Directory | None = await self._in_thread(self._manager.follow, gateway, revision, idle_s)
-        return directory
-
-    async def wake(self, name: str) -> None:
-        """Wake a model."""
-        await self._in_thread(self._manager.wake, name)
-
-    async def report(self, name: str, reports: Sequence[CanaryReport]) -> None:
-        """Take what a gateway measured of the versions of a model."""
-        await self._in_thread(self._manager.report, name, reports)
-
-    async def describe(self) -> Directory:
-        """Return the directory for operators."""
-        directory: Directory = await self._in_thread(self._manager.describe)
+        directory: Directory | None = await self._in_thread(self._manager.follow, gateway, revision)
         return directory
 
     async def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> MarsRayError | None:
@@ -196,13 +181,6 @@ class ClusterDocument:
             return False
         kv_put(self._key, json.dumps([(version or (0,))[0] + 1, data.decode()]))
         return True
-
-
-@cache
-def weight_bytes(model: str) -> int:
-    """Return the size of the files with the weights of a model, whose pinned name always means the same files."""
-    folder = resolve_model(model)
-    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf"))
 
 
 def _document(config: PlatformConfig) -> Document:

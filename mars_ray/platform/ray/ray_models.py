@@ -1,7 +1,6 @@
 """Ray shell: the way of a gateway to the deployment `Models`."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayError
@@ -9,7 +8,6 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from mars_ray.errors import MarsRayError, UnavailableError
-from mars_ray.platform.models.canary import CanaryReport
 from mars_ray.platform.models.directory import Directory
 from mars_ray.ray_private import fresh_request_id
 
@@ -24,27 +22,14 @@ class RayModels:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def follow(self, gateway: str, revision: int, idle_s: Mapping[str, float]) -> Directory | None:
+    async def follow(self, gateway: str, revision: int) -> Directory | None:
         """Return the directory, unless `revision` is its newest."""
-        directory: Directory | None = await self._ask("follow", gateway, revision, dict(idle_s))
+        directory: Directory | None = await self._ask("follow", gateway, revision)
         return directory
-
-    async def wake(self, name: str) -> None:
-        """Wake a model."""
-        await self._ask("wake", name)
-
-    async def report(self, name: str, reports: Sequence[CanaryReport]) -> None:
-        """Report what was measured of the versions of a model."""
-        await self._ask("report", name, list(reports))
 
     async def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
         """Change the registry by one of its methods."""
         await self._ask("change", by, action, subject, method, *args, within_s=CHANGE_S)
-
-    async def describe(self) -> Directory:
-        """Return the directory for operators."""
-        directory: Directory = await self._ask("describe")
-        return directory
 
     async def _ask(self, method: str, *args: Any, within_s: float = ASK_S) -> Any:
         try:

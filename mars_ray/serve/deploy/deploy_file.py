@@ -113,7 +113,7 @@ def _certificate(http: dict[str, Any], source: str) -> dict[str, Any]:
 def _application(fields: dict[str, Any], source: str, known: Sequence[str]) -> dict[str, Any]:
     applications = fields.get("applications") or [APPLICATION]
     if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
-        raise ConfigError(f"{source}: applications: give exactly one application.")
+        raise ConfigError(f"{source}: applications: give exactly one application; `serve deploy` takes several.")
     application: dict[str, Any] = applications[0]
     deployments = application.get("deployments") or []
     for number, deployment in enumerate(deployments if isinstance(deployments, list) else ()):

@@ -27,6 +27,12 @@ T = TypeVar("T", bound=ModelSettings)
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
+MOVED = {
+    "sleep_after_s": "set `min_replicas: 0` and `downscale_to_zero_delay_s`",
+    "models_memory_gib": "reserve `memory` in the `ray_actor_options` of each entry of `models`",
+}
+"""Fields that no longer exist, and what replaces them."""
+
 
 class ServeConfig(ModelSettings):
     """Settings of an endpoint and of its main model, which answers requests that name no model."""
@@ -36,6 +42,9 @@ class ServeConfig(ModelSettings):
 
     name: str | None = None
     """Name of the model in the API; None means the name of its folder."""
+    model_wait_s: float = Field(60.0, ge=0)
+    """Maximum seconds that a request waits for the first engine of its model. Then it is refused with a
+    `Retry-After`."""
     controller: str | None = None
     """Name of the controller that sets the thresholds. Deployments with the same controller and the same settings are
     controlled together. None means the controller of the Serve application."""
@@ -161,6 +170,8 @@ def check_names(model: type, fields: Any, source: str, path: str = "") -> None:
     if not isinstance(fields, dict):
         raise ConfigError(f"{where} is {fields!r}, must be a mapping of fields. Known are {names}.")
     for name, value in fields.items():
+        if name in MOVED and name not in model_fields:
+            raise ConfigError(f"{where}: {name} has moved: {MOVED[name]}; see docs/models.md.")
         if name not in model_fields:
             raise ConfigError(f"{where}: unknown field {name!r}. Known are {names}.")
         annotation = model_fields[name].annotation

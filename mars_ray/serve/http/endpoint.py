@@ -119,6 +119,11 @@ class Endpoint:
             await asyncio.gather(watching, return_exceptions=True)
             await self.tokenizer.close()
 
+    @property
+    def knows_model(self) -> bool:
+        """Whether an engine has told the facts about the model."""
+        return self._model is not None
+
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model. Raises `MarsRayError` until an engine has answered once."""
         if self._model is None:

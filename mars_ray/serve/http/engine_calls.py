@@ -2,31 +2,18 @@
 
 In:    engine requests; a client of the engines.
 Out:   chunks, from several engines in turn if engines die; how long the model has not been used.
-Never: keeps an answer longer than its request, or at all unless somebody observes.
 """
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Protocol
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
-from mars_ray.errors import RunError
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.failover import collect_with_retry, stream_with_migration
 from mars_ray.serve.replicas.engine_client import EngineClient
 from mars_ray.traces.engine_call import EngineCall
-
-
-class AnswerObserver(Protocol):
-    """Sees the answers of the engines."""
-
-    def answered(self, request: Request, tokens: Sequence[int]) -> None:
-        """Take the tokens of the first answer to a request, which has ended."""
-
-    def failed(self) -> None:
-        """Count a request that failed in the engines."""
 
 
 class EngineCalls:
@@ -35,7 +22,6 @@ class EngineCalls:
     def __init__(self, client: EngineClient, migration_limit: int) -> None:
         self._client = client
         self._migration_limit = migration_limit
-        self.observer: AnswerObserver | None = None
         self.running = 0
         """Number of requests that the engines are processing."""
         self._used_s = time.monotonic()
@@ -53,11 +39,9 @@ class EngineCalls:
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of a request, from several engines in turn if engines die. `call` records them."""
         chunks = stream_with_migration(self._client.stream, request, self._migration_limit, usage, call=call)
-        with self._observed(request) as seen:
+        with self._counted():
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    if self.observer:
-                        seen.append(chunk)
                     yield chunk
 
     async def collect(self, request: Request, chunks: list[Chunk], call: EngineCall | None = None) -> None:
@@ -70,28 +54,18 @@ class EngineCalls:
                 async for part in parts:
                     chunks.extend(part)
 
-        with self._observed(request) as seen:
+        with self._counted():
             await collect_with_retry(once, call=call)
-            seen += chunks
         if call:
             for chunk in chunks:
                 call.add(chunk)
 
     @contextmanager
-    def _observed(self, request: Request) -> Iterator[list[Chunk]]:
-        """Count a request within the block, and show the chunks that it adds to the list to the observer."""
+    def _counted(self) -> Iterator[None]:
+        """Count a request within the block."""
         self.running += 1
-        seen: list[Chunk] = []
         try:
-            yield seen
-            if self.observer and any(chunk.finished and chunk.finished.error for chunk in seen):
-                self.observer.failed()
-            elif self.observer:
-                self.observer.answered(request, [token for chunk in seen if not chunk.index for token in chunk.tokens])
-        except RunError:
-            if self.observer:
-                self.observer.failed()
-            raise
+            yield
         finally:
             self.running -= 1
             self.touch()

@@ -2,7 +2,8 @@
 
 Serve's own policy counts requests in flight. A lower threshold shortens each request, so fewer are in flight, and the
 engines needed for full quality would never start. So the controller computes how many engines the threshold that it
-wants would need.
+wants would need. With `min_replicas: 0`, the last engine ends when the controller has seen no request for a while, and
+Serve starts one when the next request comes.
 """
 
 from typing import Any

@@ -60,7 +60,7 @@ class Chat(ChatHandle):
         self, engines: DeploymentHandle, config: ServeConfig, *others: DeploymentHandle
     ) -> None:
         super().__init__(engines, config, *others)
-        endpoint = make_endpoint(RayEngineClient(engines), config, resolve_model(config.model))
+        endpoint = make_endpoint(RayEngineClient(engines, config.model_wait_s), config, resolve_model(config.model))
         self._running = AsyncExitStack()
         await self._running.enter_async_context(endpoint.running())
         self.calls = ChatCalls(endpoint, config.classes[0].name)

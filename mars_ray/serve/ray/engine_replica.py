@@ -94,9 +94,13 @@ class EngineReplica:
         return self._name, [name for name in requests if self._engine.has(name)]
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the desired number of replicas for `serve.ray.autoscaling`, or an empty dict without a controller."""
+        """Return the desired number of replicas for `serve.ray.autoscaling`, or an empty dict without a controller.
+
+        The controller desires 0 while nothing is asked for, and also for requests before it knows the engine's speed.
+        """
         directive = self._lease.directive
-        return {DESIRED: float(directive.desired_replicas)} if directive and directive.desired_replicas else {}
+        known = directive and (directive.desired_replicas or self._engine.idle)
+        return {DESIRED: float(directive.desired_replicas)} if directive and known else {}
 
     async def check_health(self) -> None:
         """Wait for the current step of the engine to end. If this takes too long, Serve starts another replica."""

@@ -12,7 +12,6 @@ from mars_ray.ray_private import serve_http_options
 from mars_ray.serve.deploy import front
 from mars_ray.serve.deploy.front import has_load_balancer
 from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure
-from mars_ray.serve.http.bounded_heads import bound_heads
 from mars_ray.serve.http.chat_calls import ChatCalls
 from mars_ray.serve.ray.chat_handle import ChatHandle
 
@@ -41,8 +40,6 @@ class Gateway(ChatHandle):
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app. Serve calls this in the replica, so the app is never pickled."""
-        # Twice the limit, so that heads slightly above the limit still get an explicit error from the app.
-        bound_heads(2 * self._config.limits.header_bytes)
         name = serve.get_replica_context().replica_id.unique_id
         parts = self.make_gateway(self._engines, self._config, *self._others, name=name)
         self.calls = ChatCalls(parts.models.main, self._config.classes[0].name)

@@ -43,4 +43,4 @@ def model_clients(engines: DeploymentHandle, config: ServeConfig, meter: Meter |
     assert config.controller
     folder = resolve_model(config.model)
     control = RayController(config.controller, config.plan(folder), config.audit_folder)
-    return ModelClients(make_endpoint(RayEngineClient(engines), config, folder, meter), control)
+    return ModelClients(make_endpoint(RayEngineClient(engines, config.model_wait_s), config, folder, meter), control)

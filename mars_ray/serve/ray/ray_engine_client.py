@@ -16,32 +16,29 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.ray_private import broadcast, fresh_request_id
-from mars_ray.serve.replicas.liveness import HEARD, LOST, WaitingCalls
+from mars_ray.serve.replicas.liveness import HEARD, LOST, NONE_UP, WaitingCalls
 
 WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
 """Seconds within which an engine must answer."""
 UP_SECONDS = 2.5
-OUTAGE_SECONDS = 30.0
-"""Seconds without an answer from any engine after which waiting calls end; Serve itself would hold them for ever. A
-replica that has died is replaced sooner than this."""
-
-NONE_UP = "no engine is up. Try again later."
 
 T = TypeVar("T")
 
 
 class RayEngineClient:
-    """Client of the engines of a cluster. Use it within one running event loop, and keep `watch` running there."""
+    """Client of the engines of a cluster. Use it within one running event loop, and keep `watch` running there.
 
-    def __init__(self, engines: DeploymentHandle) -> None:
+    While no engine is up, a call waits up to `wait_s` seconds; Serve itself would hold it for ever.
+    """
+
+    def __init__(self, engines: DeploymentHandle, wait_s: float) -> None:
         # Plain pickle is enough for the dataclasses sent here; Ray's default serializer is built for functions.
         self._engines = engines.options(request_serialization="pickle", response_serialization="pickle")
         self._streams = self._engines.options(stream=True)
-        self._up_s = time.monotonic()
-        """Time of the last answer of an engine; before the first one, the time when this client was created."""
-        self._heard = False
-        self._calls = WaitingCalls()
+        self._up_s = float("-inf")
+        """Time of the last answer of an engine."""
+        self._calls = WaitingCalls(wait_s / WATCH_SECONDS)
 
     async def watch(self) -> None:
         """Watch the engines until cancelled, so that no call waits for an engine that never answers."""
@@ -52,8 +49,6 @@ class RayEngineClient:
                 task = asyncio.create_task(self._ask(self._calls.unheard(up=self._up)))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                if time.monotonic() - self._up_s > OUTAGE_SECONDS:
-                    self._calls.end(UnavailableError(NONE_UP))
                 await asyncio.sleep(WATCH_SECONDS)
         finally:
             for task in tasks:
@@ -96,13 +91,12 @@ class RayEngineClient:
 
     @property
     def _up(self) -> bool:
-        return self._heard and time.monotonic() - self._up_s < UP_SECONDS
+        return time.monotonic() - self._up_s < UP_SECONDS
 
     async def _ask(self, calls: list[str]) -> None:
         async for replica, running in broadcast(self._engines, "running", calls, within_s=ANSWER_SECONDS):
             HEARD.note(replica)
             self._calls.hear(running)
-            self._heard = True
             self._up_s = time.monotonic()
 
     async def _arriving(self, name: str, items: Any) -> AsyncGenerator[Any, None]:

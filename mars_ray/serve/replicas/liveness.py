@@ -2,8 +2,8 @@
 
 In:    once a second, the names of the replicas that answered; the waiting calls, and which of them an engine is
        processing.
-Out:   silent replicas, which the router avoids; an error for each call whose engine is lost, or for every call that
-       still waits for its first answer if no engine is up.
+Out:   silent replicas, which the router avoids; an error for each call whose engine is lost, or that has waited too
+       long for an engine to come up.
 Never: treats a replica as silent before its first answer, or ends a call that an engine is processing, however long the
        call takes.
 """
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from mars_ray.errors import MarsRayError, ReplicaLostError
+from mars_ray.errors import MarsRayError, ReplicaLostError, UnavailableError
 
 SILENT_SECONDS = 3.0
 """Seconds without an answer after which a replica counts as hung or cut off."""
@@ -50,6 +50,8 @@ LOST_ROUNDS = 10
 
 LOST = "the replica that processed the request died. Send the request again."
 
+NONE_UP = "no engine is up. Try again later."
+
 T = TypeVar("T")
 
 
@@ -61,6 +63,8 @@ class WaitingCall:
         """Whether a part of the answer has arrived."""
         self.missed = 0
         """Number of consecutive rounds in which this call waited and no engine had it."""
+        self.outage = 0
+        """Number of rounds in which this call waited for its first answer while no engine was up."""
         self._limit: asyncio.Timeout | None = None
         self._error: MarsRayError | None = None
 
@@ -92,9 +96,11 @@ class WaitingCall:
 
 
 class WaitingCalls:
-    """The calls of a process. Use it within one running event loop."""
+    """The calls of a process. Use it within one running event loop. A call waits up to `up_rounds` rounds for an engine
+    to come up."""
 
-    def __init__(self) -> None:
+    def __init__(self, up_rounds: float) -> None:
+        self._up_rounds = up_rounds
         self._calls: dict[str, WaitingCall] = {}
 
     @contextmanager
@@ -114,9 +120,14 @@ class WaitingCalls:
         it waits for an engine to come up.
         """
         for call in self._calls.values():
-            if call.missed >= LOST_ROUNDS and (up or call.begun):
-                call.end(ReplicaLostError(LOST))
-            call.missed += call.waits
+            if up or call.begun:
+                if call.missed >= LOST_ROUNDS:
+                    call.end(ReplicaLostError(LOST))
+                call.missed += call.waits
+            else:
+                if call.outage >= self._up_rounds:
+                    call.end(UnavailableError(NONE_UP))
+                call.outage += call.waits
         return [name for name, call in self._calls.items() if call.missed > 1]
 
     def hear(self, running: Iterable[str]) -> None:
@@ -124,9 +135,3 @@ class WaitingCalls:
         for name in running:
             if name in self._calls:
                 self._calls[name].missed = 0
-
-    def end(self, error: MarsRayError) -> None:
-        """End all calls that wait for their first answer."""
-        for call in self._calls.values():
-            if not call.begun:
-                call.end(error)
