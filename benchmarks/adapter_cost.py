@@ -35,6 +35,7 @@ from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.resolve import pin, resolve_model
+from mars_ray.model.weights import count_parameters
 from mars_ray.program import run_program
 
 STEPS = 96
@@ -145,7 +146,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder = resolve_model(arguments.model)
-    dtype = resolve_dtype("auto", folder, "cpu")
+    dtype = resolve_dtype("auto", count_parameters(folder), "cpu")
     quantize: Quantize | None = arguments.quantize
     encoder = ChatEncoder(load_checkpoint(folder).tokenizer)
     prompts = [tuple(encoder.prompt([{"role": "user", "content": f"Tell me of the number {n}."}])) for n in range(64)]

@@ -1,8 +1,8 @@
 """Ray shell: private parts of Ray that this package uses, with the reason for each. Checked against Ray 2.60.0.
 
 A new version of Ray may change these parts without notice, so no other file of the package uses private modules or
-functions of Ray; `tests/test_imports.py` checks this. Ray Serve and Ray Data are imported inside the functions, because
-importing them takes seconds and because Serve reads the environment on import.
+functions of Ray; `tests/test_imports.py` checks this. Ray Serve is imported inside the functions, because importing it
+takes seconds and because it reads the environment on import.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 import ray
@@ -55,32 +54,11 @@ def free_resources() -> dict[str, dict[str, float]]:
     return resources
 
 
-def cut_without_cpu(blocks: Any) -> Any:
-    """Make the last step of a dataset, a repartition, request no CPU. `Dataset.repartition` has no option for this.
-
-    If the tasks requested a CPU, they would never run while engines hold all CPUs.
-    """
-    blocks._logical_plan.dag.ray_remote_args["num_cpus"] = 0
-    return blocks
-
-
 def stop_driver_messages() -> None:
     """Stop the driver from printing messages of the cluster. The options of `ray.init` silence only the workers."""
     driver = ray._private.worker.global_worker
     driver.threads_stopped.set()
     driver.gcs_error_subscriber.close()
-
-
-def pass_arguments_by_value() -> None:
-    """Make Ray Data pass arguments to the actors of its pools by value, which is cheap because the values are small.
-
-    By default, Ray Data passes references to the object store. Ray cannot restart an actor once the objects behind the
-    references are lost, and prints a line about this at every start.
-    """
-    from ray.data._internal.execution.operators.actor_pool_map_operator import ActorPoolMapOperator
-
-    ActorPoolMapOperator._map_transformer_ref = property(attrgetter("_map_transformer"))
-    ActorPoolMapOperator._data_context_ref = property(attrgetter("data_context"))
 
 
 def start_serve(**options: Any) -> Any:

@@ -142,7 +142,6 @@ def test_a_decoder_reads_rows_without_torch_beside_the_engine_that_has_it() -> N
     opened = """
 import sys
 sys.modules["torch"] = None
-from mars_ray.batch.rows.open_format import open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
 from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -150,7 +149,7 @@ from mars_ray.model.folder import open_model
 
 plain = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
 for settings in (plain, OpenAIFormatSettings(model="bundled", decode=DecodeParams())):
-    open_row_format(settings, open_model("bundled"))
+    settings.open(open_model("bundled"))
 """
     done = subprocess.run([sys.executable, "-c", opened], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
 from mars_ray.model.resolve import pin, resolve_model
+from mars_ray.model.weights import count_parameters
 
 THRESHOLD = 0.95
 CACHE_BLOCKS = (8, 16, 32)
@@ -55,7 +56,7 @@ def subject(name: str, requests: int, dtype: DtypeOrAuto, seed: int = 0) -> Subj
     """Return the bundled model, a shape, or the model in a folder. Raises an `InputError` for others."""
     if not name.startswith(PREFIX):
         folder = resolve_model(name)
-        resolved = resolve_dtype(dtype, folder, "cpu")
+        resolved = resolve_dtype(dtype, count_parameters(folder), "cpu")
         checkpoint = load_checkpoint(folder, dtype=getattr(torch, resolved.name))
         return Subject(pin(name, folder), checkpoint, bundled_workload(checkpoint, requests, seed), resolved, None)
     bundled = load_checkpoint(resolve_model("bundled"))

@@ -23,10 +23,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-BYTES = "\udfff\udbff"
-"""Mark before the base64 text of bytes that are not UTF-8."""
-BLOB = "\udfff\udbfe"
-"""Mark before the digest that replaces more than `BYTES_MAX` bytes that are not UTF-8, such as an image."""
+from mars_ray.chat.unicode_text import BLOB, BYTES
+
 BYTES_MAX = 4096
 """Maximum number of bytes to keep of a value that is not UTF-8. Larger values would fill memory and output, because a
 row of a job is copied several times."""

@@ -10,6 +10,7 @@ from reprlib import repr as shortened
 from typing import Any
 
 from mars_ray.chat.conversation import read_messages
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, json_value, parse_object
 from mars_ray.errors import BadRecordError, DataError, EmptyDataError, RequestError
@@ -36,24 +37,18 @@ def read_prompts(path: AnyPath) -> list[Conversation]:
     return prompts
 
 
-def prompt_column_of(fields: Mapping[str, Any], column: str | None = None) -> str | None:
-    """Return the name of the column that holds the prompt; None if the record has no prompt."""
-    names = PROMPT_COLUMNS if column is None else (column,)
-    # In parquet every row has every column, so null means that a field is absent.
-    return next((name for name in names if fields.get(name) is not None), None)
-
-
 def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[str, Any]:
     """Return the messages of a record before they are checked, and the name of their column.
 
     `column` is the only column to read; None means `messages`, or `prompt` in records without `messages`. Raises
-    `BadRecordError` for a record without either.
+    `BadRecordError` for a record without either, and `RequestError` for a text that is no Unicode.
     """
-    name = prompt_column_of(fields, column)
+    names = PROMPT_COLUMNS if column is None else (column,)
+    # In parquet every row has every column, so null means that a field is absent.
+    name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
         missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
-        columns = PROMPT_COLUMNS if column is None else (column,)
-        raise BadRecordError(f"it has {missing}, only {shortened(sorted(fields))}", missing=columns)
+        raise BadRecordError(f"it has {missing}, only {shortened(sorted(fields))}", missing=names)
     value = fields[name]
     if name == "messages":
         return name, json_value(value)
@@ -61,6 +56,7 @@ def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[
         return name, value
     if not isinstance(value, str):
         raise BadRecordError(f"{name!r} must be text, not {type(value).__name__} {shortened(value)}")
+    refuse_lone_surrogates({name: value})
     return "messages", [{"role": "user", "content": value}]
 
 

@@ -27,22 +27,20 @@ def read_raw(path: AnyPath, rows_per_block: int) -> ray.data.Dataset:
     it. An unreadable file raises an error in a worker, so call `record_file.check_source` first.
     """
     absolute = path.absolute()
-    return read_stream(partial(_tables, absolute), [absolute], rows_per_block, here=isinstance(path, Path))
+    stream = read_stream(partial(_tables, absolute), [absolute], here=isinstance(path, Path))
+    # Without the repartition, the single block of the task would not be split. After a map, Ray would fuse the
+    # repartition with the maps on both sides, and one task would do all of the work; after a read it does not.
+    return stream.repartition(target_num_rows_per_block=rows_per_block)
 
 
-def read_stream(
-    tables: Callable[[], Iterator[pa.Table]], paths: Sequence[AnyPath], rows_per_block: int, *, here: bool
-) -> ray.data.Dataset:
-    """Return a dataset of the tables that one task yields, split into blocks of `rows_per_block` rows.
+def read_stream(tables: Callable[[], Iterator[pa.Table]], paths: Sequence[AnyPath], *, here: bool) -> ray.data.Dataset:
+    """Return a dataset of the tables that one task yields.
 
     `paths` are the files that the tables come from. If `here` is true, the task runs on this machine.
     """
     # The task requests no CPU, because this machine may be a head without CPUs, or all CPUs may be busy.
-    # Without the repartition, the single block of the task would not be split. After a map, Ray would fuse the
-    # repartition with the maps on both sides, and one task would do all of the work; after a read it does not.
     node = {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if here else None
-    stream = ray.data.read_datasource(_Stream(tables, paths), override_num_blocks=1, num_cpus=0, label_selector=node)
-    return stream.repartition(target_num_rows_per_block=rows_per_block)
+    return ray.data.read_datasource(_Stream(tables, paths), override_num_blocks=1, num_cpus=0, label_selector=node)
 
 
 def our_error(error: RayError) -> MarsRayError | None:

@@ -19,6 +19,7 @@ from mars_ray.errors import BadRecordError, RequestError
 Message = PlainMessage
 """A message in the form of OpenAI's chat API, whose content is one text."""
 
+JSON = json.JSONDecoder()
 ANSWERS = ("response", "completion")
 """Columns with the answer to `prompt`."""
 SHARE_GPT_ROLES = {
@@ -67,11 +68,11 @@ def parse_record(raw: bytes) -> Record:
     return Record(checked, tuple(tools[0]) if tools else ())
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
+def parse_object(raw: bytes, decoder: json.JSONDecoder = JSON) -> dict[str, Any]:
     """Parse the UTF-8 JSON text of an object, with or without a byte-order mark. Raises `BadRecordError`."""
     try:
         # Decode here, because json.loads would also accept UTF-16 and lone surrogates.
-        fields = json.loads(raw.decode("utf-8-sig"))
+        fields = decoder.decode(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise BadRecordError(f"it is not JSON ({error}): {raw[:60]!r}") from None
     if not isinstance(fields, dict):

@@ -6,7 +6,8 @@ from typing import Self
 
 import torch
 
-from mars_ray.adapter.card import decoding_card, resolve_adapter, unnamed
+from mars_ray.adapter.card import unnamed
+from mars_ray.adapter.decoding_model import open_decoding_model
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.demo.race import Lane, Race, RacePrompt, TimedChunk
 from mars_ray.engine.core.load import best_device, load_engine
@@ -17,7 +18,6 @@ from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import ModelError
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
 from mars_ray.measure import interleaved
-from mars_ray.model.folder import open_model
 from mars_ray.model.resolve import model_label
 from mars_ray.progress import ProgressLine
 
@@ -34,7 +34,7 @@ def settings_at(threshold: float) -> tuple[DecodingSetting, ...]:
 class Track:
     """A model, with or without an adapter, that answers a prompt at every setting. Use it as a context manager.
 
-    Raises `ModelError` for a model that does not look ahead, and the errors of `load_engine` and `resolve_adapter`.
+    Raises `ModelError` for a model that does not look ahead, and the errors of `load_engine` and `open_decoding_model`.
     """
 
     def __init__(
@@ -46,10 +46,9 @@ class Track:
         max_tokens: int = MAX_TOKENS,
         rounds: int = ROUNDS,
     ) -> None:
-        resolved = open_model(model, device=best_device())
-        adapter_folder = resolve_adapter(adapter)
-        card = decoding_card(resolved.folder, adapter_folder)
-        if card is None or card.block is None:
+        decoding = open_decoding_model(model, adapter, device=best_device())
+        resolved = decoding.base
+        if decoding.card is None or decoding.card.block is None:
             raise ModelError(
                 f"{model} was not trained to look ahead, so there is nothing to race. Give an adapter for it."
             )
@@ -58,7 +57,7 @@ class Track:
         self._rounds = rounds
         # Compilation takes longer than a race, and rounds with and without compiled steps are not comparable.
         options = EngineOptions(max_num_seqs=1, compiled=False)
-        self._engine, checkpoint = load_engine(resolved, options, unnamed(adapter_folder))
+        self._engine, checkpoint = load_engine(resolved, options, unnamed(decoding.adapter))
         self._encoder = ChatEncoder(checkpoint.tokenizer)
         with_adapter = f" with the adapter {adapter}" if adapter else ""
         threads = torch.get_num_threads()

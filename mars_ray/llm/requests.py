@@ -14,6 +14,7 @@ from pydantic import BaseModel, PydanticUserError
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.chat.conversation import PlainMessage, read_messages
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.checked_fields import items_of
 from mars_ray.engine.grammar.spec import GrammarSpec
@@ -61,10 +62,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextOrTokens, name
     """Return the token ids of a prompt. Raises a `RequestError`, which names the argument, for an unusable value."""
     if not isinstance(prompt, str):
         return token_ids(name, prompt)
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{name} holds {prompt[error.start]!a}, which is only half of a surrogate pair.") from None
+    refuse_lone_surrogates({name: prompt})
     return tuple(tokenizer(prompt)["input_ids"])
 
 

@@ -4,6 +4,7 @@ The card is not included, because a calibration affects no answer.
 """
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 WEIGHTS = "*.safetensors"
@@ -37,9 +38,17 @@ def folder_state(folder: Path) -> str:
 def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(digest_size=DIGITS // 2)
     for path in _files(folder, patterns):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "blake2b").digest())
+        status = path.stat()
+        digest.update(path.name.encode() + b"\0")
+        digest.update(_file_digest(path.absolute(), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: Path, *_state: int) -> bytes:
+    """Return the digest of a file, which is read again only if its size or times have changed."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:

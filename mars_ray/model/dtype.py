@@ -1,11 +1,11 @@
 """Choose the dtype of a model from the checkpoint and the device, without reading a tensor."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from mars_ray.errors import ConfigError
-from mars_ray.model.weights import count_parameters
 
 Dtype = Literal["float32", "bfloat16"]
 """Torch name of a dtype that models can run in."""
@@ -37,16 +37,15 @@ def check_dtype(dtype: object) -> None:
         raise ConfigError(f"dtype is {dtype!r}, must be {', '.join(known[:-1])} or {known[-1]}.")
 
 
-def resolve_dtype(dtype: DtypeOrAuto, folder: Path, device: str) -> ResolvedDtype:
+def resolve_dtype(dtype: DtypeOrAuto, parameters: Counter[str], device: str) -> ResolvedDtype:
     """Return `dtype`, with "auto" resolved: bfloat16 for a large 16-bit checkpoint on a device that computes fast in
     bfloat16, and float32 otherwise.
 
-    `folder` must have been checked.
+    `parameters` are the numbers of parameters of each dtype in the checkpoint.
     """
     check_dtype(dtype)
     if dtype != "auto":
         return ResolvedDtype(dtype, "asked for")
-    parameters = count_parameters(folder)
     total = parameters.total()
     if 2 * sum(count for name, count in parameters.items() if name in HALF) < total:
         return ResolvedDtype("float32", "the dtype of the checkpoint")

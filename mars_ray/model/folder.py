@@ -5,7 +5,8 @@ Out:   a ResolvedModel.
 Never: runs code from the folder, opens a pickle, or reads more of the weights than their headers.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -15,9 +16,9 @@ from mars_ray.model.architecture import decoder_config
 from mars_ray.model.card import Card, read_card
 from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
 from mars_ray.model.json_object import read_json_object
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import as_name, pin, resolve_model
 from mars_ray.model.tokenizer import check_tokenizer, load_tokenizer
-from mars_ray.model.weights import check_weights
+from mars_ray.model.weights import count_parameters
 from mars_ray.storage.location import AnyPath
 
 
@@ -26,12 +27,16 @@ class ResolvedModel:
     """A checked model folder and the contents of its small files."""
 
     folder: Path
+    name: str
+    """Name that finds the same files again: with the commit if the model is from a hub."""
     config: PretrainedConfig
     card: Card | None
     dtype: ResolvedDtype
     """Dtype to load the weights in."""
     tokenizer_is_custom: bool
     """True if the tokenizer requires code of its own; tokenizer.json is read instead."""
+    parameters: Counter[str]
+    """Number of parameters of each dtype in the checkpoint, by their names in safetensors."""
 
     @property
     def max_positions(self) -> int:
@@ -46,7 +51,8 @@ class ResolvedModel:
 
 def open_model(name: str | AnyPath, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
     """Find the model `name`, fetch it if needed, and check it; dtype "auto" depends on `device`."""
-    return check_folder(resolve_model(name).absolute(), dtype, device)
+    folder = resolve_model(name).absolute()
+    return replace(check_folder(folder, dtype, device), name=pin(str(as_name(name)), folder))
 
 
 def check_folder(folder: Path, dtype: DtypeOrAuto = "auto", device: str = "cpu") -> ResolvedModel:
@@ -63,11 +69,13 @@ def check_folder(folder: Path, dtype: DtypeOrAuto = "auto", device: str = "cpu")
             f"{folder} holds an adapter. Merge it into its model (peft: merge_and_unload) and save the result."
         )
     config = decoder_config(read_json_object(folder / "config.json"), folder)
-    check_weights(folder)
+    parameters = count_parameters(folder)
     return ResolvedModel(
         folder=folder,
+        name=str(folder),
         config=config,
         tokenizer_is_custom=check_tokenizer(folder, config),
         card=read_card(folder),
-        dtype=resolve_dtype(dtype, folder, device),
+        dtype=resolve_dtype(dtype, parameters, device),
+        parameters=parameters,
     )

@@ -1,8 +1,5 @@
 """Choose the number of threads for a model on a CPU."""
 
-from pathlib import Path
-
-from mars_ray.model.weights import count_parameters
 from mars_ray.usable_cpus import usable_cpus
 
 PARAMETERS_PER_THREAD = 50_000_000
@@ -11,11 +8,11 @@ step runs in one thread, so for smaller models several engines with one thread e
 several threads."""
 
 
-def suitable_threads(folder: Path) -> int:
+def suitable_threads(parameters: int) -> int:
     """Return the number of threads of an engine that shares the machine with other engines of the same model."""
-    return max(1, -(-count_parameters(folder).total() // PARAMETERS_PER_THREAD))
+    return max(1, -(-parameters // PARAMETERS_PER_THREAD))
 
 
-def threads_alone(folder: Path, engines: int = 1) -> int:
+def threads_alone(parameters: int, engines: int = 1) -> int:
     """Return the number of threads per engine for the case that `engines` engines have this machine to themselves."""
-    return 1 if suitable_threads(folder) == 1 else max(1, usable_cpus() // engines)
+    return 1 if suitable_threads(parameters) == 1 else max(1, usable_cpus() // engines)

@@ -1,4 +1,4 @@
-"""Check the headers of a model folder's weights, and count the parameters.
+"""Check the headers of a model folder's weights, and count the parameters in the same pass.
 
 In:    a folder.
 Out:   the counts; or an error if transformers would fail, warn or unpickle.
@@ -24,12 +24,6 @@ _HOW_TO_CONVERT = (
 )
 
 
-def check_weights(folder: Path) -> None:
-    """Raise `ModelError` unless `folder` holds model.safetensors, or an index and every shard that it names."""
-    for file in weight_files(folder):
-        _check_header(file)
-
-
 def weight_files(folder: Path) -> list[Path]:
     """Return the weight files. Raises `ModelError` if files are missing."""
     # transformers would load the shards of a distributed run instead of other files in the folder.
@@ -43,13 +37,22 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_parameters(folder: Path) -> Counter[str]:
-    """Return the number of parameters of each dtype. Raises `ModelError` if files are missing."""
+    """Return the number of parameters of each dtype.
+
+    Raises `ModelError` unless `folder` holds model.safetensors, or an index and every shard that it names, each with a
+    complete header.
+    """
     counts = Counter[str]()
     for file in weight_files(folder):
-        with safe_open(file, framework="numpy") as weights:
-            for name in weights.keys():  # noqa: SIM118
-                tensor = weights.get_slice(name)
-                counts[tensor.get_dtype()] += prod(tensor.get_shape())
+        try:
+            with safe_open(file, framework="numpy") as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    tensor = weights.get_slice(name)
+                    counts[tensor.get_dtype()] += prod(tensor.get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file} is not a complete safetensors file: {error}. Download or save it again."
+            ) from error
     return counts
 
 
@@ -78,11 +81,3 @@ def _shards(folder: Path) -> list[Path]:
             f"{', '.join(missing[:3])}. Download or save the model again."
         )
     return [folder / name for name in names]
-
-
-def _check_header(file: Path) -> None:
-    try:
-        with safe_open(file, framework="numpy"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} is not a complete safetensors file: {error}. Download or save it again.") from error

@@ -15,7 +15,7 @@ from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_grammar import ReasoningPlan, answer_grammar
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.call_parser import AnswerPart, CallParser, ContentPart
-from mars_ray.openai_api.protocol import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat, TextFormat
+from mars_ray.openai_api.protocol import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, TextFormat
 from mars_ray.openai_api.reasoning_parser import ReasoningParser
 from mars_ray.openai_api.tools import OfferedTools
 
@@ -101,26 +101,30 @@ class AnswerPlan:
 
 
 def plan_answer(
-    body: ChatCompletionRequest, offered: OfferedTools | None, model: AnswerFormat, *, in_reasoning: bool
+    offered: OfferedTools | None,
+    model: AnswerFormat,
+    *,
+    in_reasoning: bool,
+    response_format: ResponseFormat | None = None,
+    budget: int | None = None,
 ) -> AnswerPlan:
     """Return the plan for a checked request. Raises `ApiError` and `RequestError`.
 
-    `in_reasoning` means that the prompt ends inside the reasoning.
+    `in_reasoning` means that the prompt ends inside the reasoning. `budget` is the maximum tokens of the reasoning.
     """
     if offered:
         known_format(model, offered.param)
-    budget = body.thinking_token_budget
     if budget is not None and model.reasoning is None:
         raise ApiError.bad_request(
             "thinking_token_budget needs a model that reasons; leave it out for this model.", "thinking_token_budget"
         )
     reasoning = ReasoningPlan(form=model.reasoning, begun=in_reasoning, budget=budget) if model.reasoning else None
-    plain = isinstance(body.response_format, TextFormat)
+    plain = response_format is None or isinstance(response_format, TextFormat)
     if offered is None and budget is None and (plain or reasoning is None):
         return AnswerPlan(model=model, reasoning=reasoning)
     schema = None
     try:
-        match body.response_format:
+        match response_format:
             case JsonObjectFormat():
                 schema = {"type": "object"}
             case JsonSchemaFormat(json_schema=json_schema):

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.chat.call_format import ends_in_reasoning
-from mars_ray.chat.conversation import PlainMessage, last_user_text
-from mars_ray.chat.messages import text_of
+from mars_ray.chat.conversation import PlainMessage, last_user_text, plain_messages
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.data.chat import ChatEncoder
@@ -21,9 +20,9 @@ from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.protocol import ChatCompletionRequest
+from mars_ray.openai_api.protocol import ChatCompletionRequest, ResponseFormat
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.tools import conversation
+from mars_ray.openai_api.tools import OfferedTools, ToolFields, conversation_with_tools
 from mars_ray.openai_api.translate import tools_of
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -54,11 +53,12 @@ class ChatPrompts:
         Raises `ApiError` and `RequestError`, and `BadRecordError` if the chat template refuses it.
         """
         offered = tools_of(body, limits)
-        talk = conversation(body.messages, offered, self.encoder.format)
-        rendered = self.encoder.prompt_text(talk.messages, talk.tools)
-        plan = plan_answer(body, offered, self.encoder.format, in_reasoning=ends_in_reasoning(rendered))
-        shown = [{"role": message.role, "content": text_of(message)} for message in body.messages]
-        return ChatPrompt(self.encoder.ids(rendered), last_user_text(shown), plan)
+        return self._prompt(
+            plain_messages(body.messages),
+            offered,
+            response_format=body.response_format,
+            budget=body.thinking_token_budget,
+        )
 
     def with_tools(self, messages: Sequence[PlainMessage], fields: Mapping[str, Any]) -> ChatPrompt:
         """Return the prompt for checked messages and some of the `TOOL_FIELDS`.
@@ -66,13 +66,26 @@ class ChatPrompts:
         Raises `RequestError`, and `BadRecordError` if the chat template refuses the messages.
         """
         refuse_lone_surrogates(dict(fields))
-        body = {"messages": list(messages), **fields}
         try:
-            return self.render(ChatCompletionRequest.model_validate(body), RequestLimits())
+            return self._prompt(messages, tools_of(ToolFields.model_validate(fields), RequestLimits()))
         except ValidationError as error:
-            raise validation_error(error.errors(), body) from error
+            raise validation_error(error.errors(), fields) from error
         except ApiError as error:
             raise RequestError(error.message, param=error.param, code=error.code) from error
+
+    def _prompt(
+        self,
+        messages: Sequence[PlainMessage],
+        offered: OfferedTools | None,
+        response_format: ResponseFormat | None = None,
+        budget: int | None = None,
+    ) -> ChatPrompt:
+        form = self.encoder.format
+        talk = conversation_with_tools(messages, offered, form)
+        rendered = self.encoder.prompt_text(talk.messages, talk.tools)
+        in_reasoning = ends_in_reasoning(rendered)
+        plan = plan_answer(offered, form, in_reasoning=in_reasoning, response_format=response_format, budget=budget)
+        return ChatPrompt(self.encoder.ids(rendered), last_user_text(messages), plan)
 
 
 def sampling_with_plan(sampling: SamplingParams, plan: AnswerPlan) -> SamplingParams:

@@ -17,12 +17,11 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.chat.messages import Messages
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
-from mars_ray.chat.tools import Functions, Tools
 from mars_ray.engine.mode import Mode
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
 from mars_ray.openai_api.strict_schema import closed_schema
-from mars_ray.openai_api.tools import LegacyChoice, ToolChoice
+from mars_ray.openai_api.tools import ToolFields
 
 IGNORED = frozenset(
     (
@@ -195,21 +194,13 @@ class GenerateRequest(RequestBody):
         return None if self.mode is None else Mode(self.mode)
 
 
-class ChatCompletionRequest(GenerateRequest):
+class ChatCompletionRequest(ToolFields, GenerateRequest):
     """Body of `/v1/chat/completions`."""
 
     messages: Messages
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0)] = 0
-    tools: Tools = Field([])
-    tool_choice: ToolChoice | None = None
-    """None means `auto`."""
-    parallel_tool_calls: bool = True
-    functions: Functions = Field([])
-    """Older form of `tools`."""
-    function_call: LegacyChoice | None = None
-    """Older form of `tool_choice`."""
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     """vLLM's field: maximum tokens of the reasoning."""
 

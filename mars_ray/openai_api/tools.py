@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from mars_ray.chat.call_format import AnswerFormat
-from mars_ray.chat.conversation import Conversation, plain_messages, template_conversation
+from mars_ray.chat.conversation import Conversation, PlainMessage, plain_messages, template_conversation
 from mars_ray.chat.limits import TOOLS_MAX
 from mars_ray.chat.messages import Message
 from mars_ray.chat.request_body import Items, RequestBody
-from mars_ray.chat.tools import FunctionDefinition, FunctionTool, check_functions, template_tools
+from mars_ray.chat.tools import FunctionDefinition, Functions, FunctionTool, Tools, check_functions, template_tools
 from mars_ray.openai_api.api_error import ApiError
 
 
@@ -62,6 +62,19 @@ ToolChoice = Annotated[
     _choice_of("tool_choice", "none", "auto", "required"),
 ]
 LegacyChoice = Annotated[Literal["none", "auto"] | FunctionChoice, _choice_of("function_call", "none", "auto")]
+
+
+class ToolFields(RequestBody):
+    """The fields of a chat request that concern tools."""
+
+    tools: Tools = Field([])
+    tool_choice: ToolChoice | None = None
+    """None means `auto`."""
+    parallel_tool_calls: bool = True
+    functions: Functions = Field([])
+    """Older form of `tools`."""
+    function_call: LegacyChoice | None = None
+    """Older form of `tool_choice`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,5 +154,12 @@ def _wanted_names(choice: object) -> list[str]:
 
 def conversation(messages: Sequence[Message], offered: OfferedTools | None, model: AnswerFormat) -> Conversation:
     """Return the conversation of a request for the model's chat template. Raises `RequestError`."""
+    return conversation_with_tools(plain_messages(messages), offered, model)
+
+
+def conversation_with_tools(
+    messages: Sequence[PlainMessage], offered: OfferedTools | None, model: AnswerFormat
+) -> Conversation:
+    """Return checked messages, with the tools on offer, for the model's chat template. Raises `RequestError`."""
     tools = template_tools(offered.functions) if offered else []
-    return template_conversation(plain_messages(messages), tools, model, offered.param if offered else "tools")
+    return template_conversation(messages, tools, model, offered.param if offered else "tools")

@@ -25,7 +25,7 @@ from mars_ray.openai_api.protocol import (
     JsonSchemaFormat,
 )
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.tools import OfferedTools, offered_tools
+from mars_ray.openai_api.tools import OfferedTools, ToolFields, offered_tools
 
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion, as in OpenAI's API reference. Chat answers have a higher default, which is
@@ -91,7 +91,7 @@ def check_messages(messages: list[Message], limits: RequestLimits) -> None:
     _at_most("the number of messages", len(messages), limits.messages, "messages")
 
 
-def tools_of(body: ChatCompletionRequest, limits: RequestLimits) -> OfferedTools | None:
+def tools_of(body: ToolFields, limits: RequestLimits) -> OfferedTools | None:
     """Return the tools of a request; None if the answer may call none. Raises an `ApiError`."""
     return offered_tools(
         tools=body.tools,

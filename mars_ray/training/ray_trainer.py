@@ -31,6 +31,7 @@ from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
+from mars_ray.model.weights import count_parameters
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
 from mars_ray.storage.location import AnyPath
@@ -55,7 +56,7 @@ def train(config: TrainConfig) -> StepMetrics:
     base = resolve_model(config.model).absolute()
     # The dtype is resolved here, so that it is part of the run's settings and workers on other machines use the same
     # one.
-    dtype = resolve_dtype(config.compute.precision, base, "cuda" if config.compute.gpu else "cpu")
+    dtype = resolve_dtype(config.compute.precision, count_parameters(base), "cuda" if config.compute.gpu else "cpu")
     compute = config.compute.model_copy(update={"precision": dtype.name})
     # A branch on a hub may move, and workers have another working directory.
     fixed = {"model": pin(config.model, base), "output": config.output.absolute(), "compute": compute}

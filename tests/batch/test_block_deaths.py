@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.run.interrupt_after import InterruptAfter
 from mars_ray.batch.run.isolation import DEATHS, WorkerDiedError, answer_block
+from mars_ray.batch.run.worker import InterruptAfter
 
 ROWS = st.lists(st.sampled_from(["good", "kills"]), min_size=1, max_size=9)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.run.block_size import BLOCKS, ROWS_AT_ONCE, calls_per_decoder, rows_per_block
+from mars_ray.batch.run.placement import BLOCKS, ROWS_AT_ONCE, calls_per_decoder, rows_per_block
 
 
 def test_rows_of_a_small_job_are_handed_on_one_by_one() -> None:

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.batch.output.shards import FileFormat, new_shard, rewritten_shard
+from mars_ray.batch.output.folder import FileFormat, new_shard, rewritten_shard
 from mars_ray.batch.rows.columns import (
     ANSWER_COLUMNS,
     COLUMNS_MAX,
-    FLOAT64,
     ColumnKinds,
     Survey,
     kept_name,
@@ -23,7 +22,9 @@ from mars_ray.batch.rows.columns import (
     united,
     widened,
 )
-from mars_ray.data.arrow_json import BYTES, text_of_bytes
+from mars_ray.batch.rows.row_format import FLOAT64
+from mars_ray.chat.unicode_text import BYTES
+from mars_ray.data.arrow_json import text_of_bytes
 from mars_ray.errors import DataError, RunError
 
 Rows = list[dict[str, Any]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.batch.run.ctrl_c import CtrlC
+from mars_ray.program import CtrlC
 
 pytestmark = pytest.mark.usefixtures("sigint")
 

@@ -193,9 +193,18 @@ def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_column_that_rows_must_not_get_from_a_folder_is_left_out_with_the_reason(tmp_path: Path) -> None:
     write_rows(tmp_path / "lang=en" / "seed=3" / "a.jsonl")
-    found = find_input([f"{tmp_path}"], tmp_path / "out").without_partitions(lambda name: name == "seed", "it is one")
+    found = find_input([f"{tmp_path}"], tmp_path / "out")
     assert [file.partitions for file in found.files] == [{"lang": "en"}]
-    assert found.notes == ("folders named seed=... add no column, because it is one",)
+    reason = "these names are reserved for the options of a row"
+    assert found.notes == (f"folders named seed=... add no column, because {reason}",)
+
+
+def test_rows_of_openai_batch_files_get_no_column_from_a_folder(tmp_path: Path) -> None:
+    write_rows(tmp_path / "lang=en" / "a.jsonl")
+    found = find_input([f"{tmp_path}"], tmp_path / "out").without_partitions()
+    assert [dict(file.partitions) for file in found.files] == [{}]
+    reason = "rows of OpenAI batch files have no other columns"
+    assert found.notes == (f"folders named lang=... add no column, because {reason}",)
 
 
 FOLDERS = ["", "a", "a/b", "k=v", "k=v/b"]

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings, plain_id
+from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
+from mars_ray.batch.rows.row_ids import own_id
 from mars_ray.batch.rows.template import CHARACTERS_MAX
-from mars_ray.data.arrow_json import BYTES
+from mars_ray.chat.unicode_text import BYTES
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.mode import Mode
@@ -137,9 +138,10 @@ def test_a_trace_says_which_tokens_came_together(tokenizer: PreTrainedTokenizerB
         (raw(messages=[USER | {"role": "robot"}]), "unknown 'role' 'robot'"),
         (raw(prompt="x", id=[1]), "'id' must be text or an integer, not list"),
         (raw(prompt="x", id=True), "'id' must be text or an integer, not bool"),
-        (b'{"prompt": "\\ud800"}', "not valid Unicode"),
+        (b'{"prompt": "\\ud800"}', r"prompt holds \\ud800, which is only half of a surrogate pair"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', r"messages.0.content holds \\ud800"),
         (b'{"prompt": "x", "id": "\\ud800"}', "not valid Unicode"),
-        (b'{"prompt": "x", "sampling": {"stop": "\\ud800"}}', "'sampling' is not valid Unicode"),
+        (b'{"prompt": "x", "sampling": {"stop": "\\ud800"}}', r"sampling.stop holds \\ud800"),
     ],
 )
 def test_a_bad_row_is_refused_with_the_reason(row_format: PlainFormat, text: bytes, reason: str) -> None:
@@ -153,7 +155,7 @@ def test_a_row_nested_without_end_is_refused(row_format: PlainFormat, depth: int
     for text in (b'{"prompt": ' + nested + b"}", b'{"messages": [' + nested + b"]}", b'{"id": ' + nested + b"}"):
         with pytest.raises((BadRecordError, RequestError)):
             row_format.parse("a", text)
-        assert plain_id(text) is None
+        assert own_id(text, "id") is None
 
 
 @given(st.binary() | almost_rows.map(lambda fields: json.dumps(fields).encode()))
@@ -316,7 +318,7 @@ def test_invalid_unicode_fails_only_a_row_whose_template_prints_it(tokenizer: Pr
 
 
 def test_a_used_column_with_bytes_is_refused_by_name(row_format: PlainFormat) -> None:
-    with pytest.raises(BadRecordError, match="'prompt' is not valid Unicode: it has bytes that are not UTF-8 text"):
+    with pytest.raises(RequestError, match=r"prompt holds bytes that are not UTF-8 text\."):
         row_format.parse("a", raw(prompt=BYTES + "//4="))
     assert row_format.parse("a", raw(prompt=BYTES + "//4=", messages=[USER])).prompt_text == "why?"
 
@@ -329,9 +331,9 @@ def test_sampling_may_be_json_text(row_format: PlainFormat) -> None:
         ("{top_k: 3}", "which is not JSON"),
         ("[3]", "must be an object"),
         ('{"k": 3}', "unknown"),
-        ('{"stop": "\\ud800"}', "is not valid Unicode"),
+        ('{"stop": "\\ud800"}', "stop holds"),
     ):
-        with pytest.raises(RequestError, match=f"sampling .*{reason}"):
+        with pytest.raises(RequestError, match=f"sampling.*{reason}"):
             row_format.parse("a", raw(prompt="x", sampling=text))
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 from mars_ray.batch.rows.row_ids import RowId, RowIdAssigner, id_in, own_id
 from mars_ray.errors import BadRecordError
-
-GIVEN = partial(own_id, column="id")
 
 rows = st.fixed_dictionaries(
     {"prompt": st.sampled_from("ab")}, optional={"id": st.sampled_from(["", "x", "x-2", "made 1 x", 7, None, [1]])}
@@ -24,7 +21,7 @@ def raw(**fields: Any) -> bytes:
 
 
 def assign(*raws: bytes) -> list[RowId]:
-    with RowIdAssigner(GIVEN) as row_ids:
+    with RowIdAssigner("id") as row_ids:
         return row_ids.assign(raws)
 
 
@@ -68,7 +65,7 @@ def test_keys_differ_and_are_the_same_in_every_run_however_the_rows_come(raws: l
     whole = assign(*raws)
     assert len({each.key for each in whole}) == len(raws)
     assert {len(each.key) for each in whole} <= {16}
-    with RowIdAssigner(GIVEN) as row_ids:
+    with RowIdAssigner("id") as row_ids:
         assert row_ids.assign(raws[:cut]) + row_ids.assign(raws[cut:]) == whole
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.ray.source import InputRows
-from mars_ray.batch.rows.plain_format import plain_id
 from mars_ray.batch.rows.row_tables import RowResult, failure_in, failure_table, from_table, to_table
 from mars_ray.data.input_file import InputFile
 
@@ -30,5 +29,5 @@ def test_an_input_that_cannot_be_read_to_its_end_ends_with_the_reason(tmp_path: 
     path, ledger = tmp_path / "rows.jsonl.gz", tmp_path / "ledger.sqlite"
     Ledger(ledger, of=ledger.parent, durable=True).close()
     path.write_bytes(gzip.compress(b'{"id": "b"}\n' * 1000)[:-20])
-    *_, last = InputRows(files=(InputFile(path),), ledger=ledger, own_id=plain_id).tables()
+    *_, last = InputRows(files=(InputFile(path),), ledger=ledger, id_column="id").tables()
     assert "rows.jsonl.gz cannot be read" in str(failure_in(last))

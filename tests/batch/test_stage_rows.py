@@ -9,7 +9,7 @@ import pytest
 from mars_ray.batch.rows.row_options import sampling_of
 from mars_ray.batch.rows.row_tables import RowResult, from_row_table
 from mars_ray.batch.rows.stage_rows import STAGE_COLUMNS, Preprocess, rows_to_answer, with_answers, with_requests
-from mars_ray.data.arrow_json import BYTES
+from mars_ray.chat.unicode_text import BYTES
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ConfigError, RequestError

@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 @pytest.mark.slow
 def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_plan, "suitable_threads", lambda folder: 3)  # as for 135 million parameters
+    monkeypatch.setattr(engine_plan, "suitable_threads", lambda parameters: 3)  # as for 135 million parameters
     engines = engines_of(WorkerOptions(compiled=False))
     [place] = choose_places(engines, rows=1000)
-    [decoder] = start_decoders(pool_settings(engines, (place,)), "threads").values()
+    [decoder] = start_decoders(pool_settings(engines, (place,)), "threads")
     try:
         nothing = decoder.answer.remote(to_row_table([], []), pickle.dumps(FORMAT))
         assert ray.get(nothing).num_rows == 0  # the engine is up

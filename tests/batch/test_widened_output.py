@@ -18,9 +18,8 @@ from upath import UPath
 
 from mars_ray.batch.output import folder as module
 from mars_ray.batch.output import job_log
-from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.folder import FileFormat, OutputFolder
 from mars_ray.batch.output.open_output import open_output
-from mars_ray.batch.output.shards import FileFormat
 from mars_ray.batch.rows.columns import Survey, output_schema
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import RunError

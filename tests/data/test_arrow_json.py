@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.data.arrow_json import BLOB, BYTES, json_rows, json_values, text_of_bytes
+from mars_ray.chat.unicode_text import BLOB, BYTES
+from mars_ray.data.arrow_json import json_rows, json_values, text_of_bytes
 from tests.factories.arrow import any_arrays
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from mars_ray.adapter.decoding_model import open_decoding_model
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.engine.request import DecodeParams
@@ -19,8 +20,7 @@ def generate_options(source: AnyPath, output: AnyPath, model: Path | str = "bund
 def engines_of(workers: WorkerOptions) -> EnginePlan:
     """Return the engines of a job that has no deadline, with the bundled model."""
     engines, _ = plan_engines(
-        model="bundled",
-        adapter=None,
+        open_decoding_model("bundled", None),
         workers=workers,
         decode=DecodeParams(),
         deadline_s=None,

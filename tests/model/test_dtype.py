@@ -1,5 +1,6 @@
 """What a model is run in where nobody says: what its checkpoint, its size and the machine speak for."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 from mars_ray.model import dtype
 from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
 from mars_ray.model.resolve import resolve_model
-from mars_ray.model.weights import WEIGHTS_FILE
+from mars_ray.model.weights import WEIGHTS_FILE, count_parameters
 
 FAST, SLOW = "flags\t\t: fpu avx512f avx512_bf16\n", "flags\t\t: fpu avx512f\n"
 
@@ -24,10 +25,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, place: Path, text: str) -> None:
     monkeypatch.setattr(dtype, "CPU_INFO", place / "cpuinfo")
 
 
-def folder(place: Path, of: torch.dtype, numbers: int = 200) -> Path:
+def parameters(place: Path, of: torch.dtype, numbers: int = 200) -> Counter[str]:
     """Weights of so many numbers, beside a few of float32, as norms often are."""
     save_file({"weight": torch.zeros(numbers, dtype=of), "norm": torch.zeros(10)}, place / WEIGHTS_FILE)
-    return place
+    return count_parameters(place)
 
 
 @pytest.mark.usefixtures("small_is_large")
@@ -48,22 +49,26 @@ def test_a_large_checkpoint_of_16_bits_runs_in_bfloat16_where_that_is_fast(
     stored: torch.dtype, cpu: str, device: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, tmp_path, cpu)
-    assert resolve_dtype("auto", folder(tmp_path, stored), device).name == expected
+    assert resolve_dtype("auto", parameters(tmp_path, stored), device).name == expected
 
 
 def test_a_small_checkpoint_runs_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, tmp_path, FAST)
-    found = resolve_dtype("auto", folder(tmp_path, torch.bfloat16), "cpu")
+    found = resolve_dtype("auto", parameters(tmp_path, torch.bfloat16), "cpu")
     assert found == ResolvedDtype("float32", "bfloat16 gains nothing for 0.0 million parameters")
 
 
 def test_the_bundled_model_runs_in_float32_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, tmp_path, FAST)
-    assert {resolve_dtype("auto", resolve_model("bundled"), device).name for device in ("cpu", "cuda")} == {"float32"}
+    assert {
+        resolve_dtype("auto", count_parameters(resolve_model("bundled")), device).name for device in ("cpu", "cuda")
+    } == {"float32"}
 
 
 def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
-    assert resolve_dtype("bfloat16", folder(tmp_path, torch.float32), "cpu") == ResolvedDtype("bfloat16", "asked for")
+    assert resolve_dtype("bfloat16", parameters(tmp_path, torch.float32), "cpu") == ResolvedDtype(
+        "bfloat16", "asked for"
+    )
 
 
 @pytest.mark.usefixtures("small_is_large")
@@ -71,4 +76,4 @@ def test_a_machine_that_says_nothing_of_itself_is_not_taken_for_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dtype, "CPU_INFO", tmp_path / "nothing")
-    assert resolve_dtype("auto", folder(tmp_path, torch.bfloat16), "cpu").name == "float32"
+    assert resolve_dtype("auto", parameters(tmp_path, torch.bfloat16), "cpu").name == "float32"

@@ -130,7 +130,11 @@ def collected(plan: AnswerPlan, pieces: list[str]) -> dict[str, Any]:
 def plan_of(template: str, *, in_reasoning: bool = False, markers: Any = None, **fields: Any) -> AnswerPlan:
     body = body_of(**{"tools": [tool(name) for name in NAMES]} | fields)
     return plan_answer(
-        body, tools_of(body, RequestLimits()), answer_format(template, markers or {}), in_reasoning=in_reasoning
+        tools_of(body, RequestLimits()),
+        answer_format(template, markers or {}),
+        in_reasoning=in_reasoning,
+        response_format=body.response_format,
+        budget=body.thinking_token_budget,
     )
 
 

@@ -83,7 +83,6 @@ def test_a_model_with_damaged_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_threads_suit_the_size_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = resolve_model("bundled")  # 3.4 million parameters
-    assert suitable_threads(folder) == 4
+    assert suitable_threads(3_400_000) == 4
     monkeypatch.setattr(model_threads, "PARAMETERS_PER_THREAD", 50_000_000)
-    assert suitable_threads(folder) == 1
+    assert suitable_threads(3_400_000) == 1

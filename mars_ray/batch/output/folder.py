@@ -20,20 +20,26 @@ schemas, and the next run rewrites them again, which does not change the shards 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import Event, JobLog
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.report_page import job_page
-from mars_ray.batch.output.shards import FileFormat, new_shard, rewritten_shard
-from mars_ray.batch.rows.columns import ColumnKinds, notes_on, united
+from mars_ray.batch.rows.columns import ColumnKinds, lines_of, notes_on, output_schema, table_of, united, widened
 from mars_ray.batch.rows.row_tables import RowResult
+from mars_ray.errors import RunError
 from mars_ray.progress import ProgressLine
-from mars_ray.storage.location import AnyPath
+from mars_ray.storage.location import AnyPath, store_errors
 from mars_ray.storage.whole_file import write_file, write_lines, write_new_object
 
 ROWS_PER_SHARD = 10_000
+FileFormat = Literal["parquet", "jsonl"]
+ADVICE = "Restore the file, or use --new to start a new job."
 
 
 class OutputFolder:
@@ -201,3 +207,45 @@ class OutputFolder:
             else:
                 write_new_object(self._rows / name, content)
         self.ledger.shelve(name, len(texts))
+
+
+def new_shard(texts: Sequence[str], kinds: ColumnKinds, format: FileFormat) -> bytes:
+    """Return the content of a shard with these records, given as JSON."""
+    return _parquet(table_of(texts, kinds)) if format == "parquet" else _jsonl(texts, kinds)
+
+
+def rewritten_shard(path: AnyPath, kinds: ColumnKinds) -> bytes | None:
+    """Return the content of a shard as `new_shard` would make it now that its job has more kinds of values.
+
+    Returns None if the shard is up to date, or if a user has removed it. Raises `RunError` if the shard is damaged.
+    """
+    with store_errors(path, RunError, "Cannot read", ADVICE):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+    try:
+        new = _rewritten(content, kinds, parquet=path.name.endswith(".parquet"))
+    except (OSError, ValueError) as error:  # of Arrow, JSON and UTF-8
+        raise RunError(f"{path} is damaged: {str(error).partition(chr(10))[0]}. {ADVICE}") from error
+    return None if new == content else new
+
+
+def _rewritten(content: bytes, kinds: ColumnKinds, *, parquet: bool) -> bytes:
+    if not parquet:
+        return _jsonl(content.decode().split("\n")[:-1], kinds)
+    with pq.ParquetFile(pa.BufferReader(content)) as file:
+        table = file.read()
+    return content if table.schema.equals(output_schema(kinds)) else _parquet(widened(table, kinds))
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = pa.BufferOutputStream()
+    with pq.ParquetWriter(buffer, table.schema) as writer:
+        if len(table):  # Hugging Face's datasets cannot read a row group without rows
+            writer.write_table(table)
+    return bytes(buffer.getvalue())
+
+
+def _jsonl(texts: Sequence[str], kinds: ColumnKinds) -> bytes:
+    return b"".join(line.encode() + b"\n" for line in lines_of(texts, kinds))

@@ -31,7 +31,7 @@ from mars_ray.errors import MarsRayError, ReplicaLostError
 from mars_ray.model.sources.ray_folder import SharedFolder
 
 if TYPE_CHECKING:
-    from mars_ray.batch.rows.open_format import RowFormatSettings
+    from mars_ray.batch.rows.row_format import RowFormatSettings
 
 
 class Decoder:
@@ -138,8 +138,7 @@ class Decoder:
 def _open(row_format: bytes, folder: Path) -> RowFormat:
     # Hide torch to halve the import time of transformers, because the engine is starting meanwhile and needs the cores.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    from mars_ray.batch.rows.open_format import open_row_format
     from mars_ray.model.folder import check_folder
 
     settings: RowFormatSettings = pickle.loads(row_format)
-    return open_row_format(settings, check_folder(folder))
+    return settings.open(check_folder(folder))

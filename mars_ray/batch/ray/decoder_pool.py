@@ -1,29 +1,34 @@
 """Ray shell: start the decoders of a job, and send blocks of rows to them.
 
+A decoder is an actor, and its engine is a process of its own. The actor is needed because Ray places it, restarts it on
+another node, and brings rows and results. The engine is not inside the actor, because a crash or a hang of the engine
+must not lose the rows of the actor, and because parsing rows would hold up the steps of the engine. A stage of a user's
+pipeline is one more actor, which Ray Data starts and ends with the stage, while stages share the decoders.
 Processes that only pass on blocks do not import torch, which saves 300 MB and a few seconds in each process.
 """
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pyarrow as pa
 import ray
-from ray.data import ActorPoolStrategy
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mars_ray.batch.rows.row_tables import failure_in, failure_table
+from mars_ray.batch.rows.row_tables import failure_in
 from mars_ray.batch.run.isolation import Isolation, WorkerDiedError, answer_block
 from mars_ray.batch.run.placement import NodeResources, Place, place_workers
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.ray_cluster import is_shared
-from mars_ray.ray_private import NAMESPACE, free_resources
+from mars_ray.ray_private import free_resources
 
 if TYPE_CHECKING:
     from mars_ray.batch.run.engine_plan import EnginePlan
@@ -72,48 +77,77 @@ def pool_settings(engines: "EnginePlan", places: tuple[Place, ...]) -> PoolSetti
     )
 
 
-def start_decoders(settings: PoolSettings, app: str) -> dict[str, Any]:
-    """Start decoders that report to the controller of `app`, and return their handles by name.
+def start_decoders(settings: PoolSettings, app: str) -> list[Any]:
+    """Start decoders that report to the controller of `app`, and return their handles.
 
     Ray restarts a decoder that dies, on another node if the decoder's node is lost. Decoders end with this process.
     """
     from mars_ray.batch.ray.decoder import Decoder
 
     actor = ray.remote(max_restarts=-1, num_gpus=settings.gpus)(Decoder)
-    decoders = {}
+    decoders = []
     for placement, spec in settings.places:
-        name = f"decoder:{app}:{uuid4().hex}"
         # The node is only a preference, because another job may have taken its CPUs.
         node = NodeAffinitySchedulingStrategy(placement.node, soft=True, _spill_on_unavailable=True)
-        decoders[name] = actor.options(
-            name=name, namespace=NAMESPACE, num_cpus=placement.cpus, scheduling_strategy=node
-        ).remote(spec, settings.model, settings.adapter, settings.control, app)
-        decoders[name].start.remote()
+        decoder = actor.options(num_cpus=placement.cpus, scheduling_strategy=node).remote(
+            spec, settings.model, settings.adapter, settings.control, app
+        )
+        decoder.start.remote()
+        decoders.append(decoder)
     return decoders
 
 
-def single_actor(calls: int) -> ActorPoolStrategy:
-    """Return a pool of one actor that works on up to `calls` blocks at a time."""
-    return ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=calls, max_concurrent_calls_per_actor=calls)
+def answered_blocks(
+    blocks: Iterable[pa.Table], decoders: Sequence[Any], row_format: bytes, *, at_once: int
+) -> Iterator[pa.Table]:
+    """Yield the results of the blocks in the order in which they arrive, with up to `at_once` blocks under way.
 
-
-class AnsweredBlocks:
-    """Stage of a job that sends blocks to the decoders with the given names.
-
-    The stage gets names instead of handles, because Ray cannot restart an actor whose arguments refer to lost objects.
-    `row_format` holds the pickled settings of the row format.
+    `row_format` holds the pickled settings of the row format. Raises the errors of `blocks` and `DecoderPool.answer`.
     """
+    # One thread reads blocks and another one runs the pool, so an answer never waits for a block that is slow to read.
+    pool = DecoderPool(decoders)
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+    room = threading.Semaphore(at_once)
+    answers = SimpleQueue[Future[pa.Table]]()
+    all_sent: Future[pa.Table] = Future()
+    sent = arrived = 0
+    reading = True
 
-    def __init__(self, decoders: Sequence[str], row_format: bytes) -> None:
-        handles = [ray.get_actor(name, namespace=NAMESPACE) for name in decoders]
-        self._pool = DecoderPool(handles)
-        self._row_format = row_format
+    def run_pool() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(ended.wait())
 
-    async def __call__(self, rows: pa.Table) -> pa.Table:
-        """Return the results of a table of rows, or a failure table."""
-        if reason := failure_in(rows):
-            return failure_table(reason)
-        return await self._pool.answer(rows, self._row_format)
+    def send() -> None:
+        nonlocal sent
+        try:
+            for block in blocks:
+                room.acquire()
+                if not reading:
+                    return
+                sent += 1
+                asyncio.run_coroutine_threadsafe(pool.answer(block, row_format), loop).add_done_callback(answers.put)
+            all_sent.set_result(None)
+        except BaseException as error:
+            all_sent.set_exception(error)
+        answers.put(all_sent)
+
+    for name, target in (("decoders", run_pool), ("blocks", send)):
+        threading.Thread(target=target, name=name, daemon=True).start()
+    try:
+        while reading or arrived < sent:
+            answer = answers.get()
+            table = answer.result()
+            if answer is all_sent:
+                reading = False
+            else:
+                arrived += 1
+                room.release()
+                yield table
+    finally:
+        reading = False
+        room.release()
+        loop.call_soon_threadsafe(ended.set)
 
 
 class DecoderPool:

@@ -1,4 +1,4 @@
-"""Ray shell: read the rows of a job with Ray Data, decode them in a pool of actors, and write the results on the
+"""Ray shell: read the rows of a job with Ray Data, send them to actors that decode them, and write the results on the
 driver."""
 
 import hashlib
@@ -10,43 +10,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import ray
-import ray.data
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
-from mars_ray.batch.ray.decoder_pool import AnsweredBlocks, choose_places, pool_settings, single_actor, start_decoders
-from mars_ray.batch.ray.source import InputRows, read_undone_rows
-from mars_ray.batch.rows.openai_format import openai_id
-from mars_ray.batch.rows.plain_format import plain_id
+from mars_ray.batch.ray.decoder_pool import answered_blocks, choose_places, pool_settings, start_decoders
+from mars_ray.batch.ray.source import InputRows, blocks_to_answer
 from mars_ray.batch.rows.row_tables import RowResult, failure_in
-from mars_ray.batch.run.block_size import calls_per_decoder, rows_per_block
-from mars_ray.batch.run.ctrl_c import CtrlC
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.job_plan import JobPlan, plan_job, survey_input
 from mars_ray.batch.run.job_progress import NAME, JobProgress
 from mars_ray.batch.run.options import GenerateOptions
-from mars_ray.batch.run.placement import Place
+from mars_ray.batch.run.placement import Place, calls_per_decoder, rows_per_block
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import InterruptedRunError, RunError
-from mars_ray.model.resolve import pin
+from mars_ray.program import CtrlC
 from mars_ray.ray_cluster import connect
-from mars_ray.ray_private import pass_arguments_by_value
 from mars_ray.traces.trace_settings import traces_are_on
 
-READ_BYTES = 4 << 20
-"""Maximum size of a block to read. With Ray's default, 128 MiB, workers would wait until most of the input is read."""
 NOTES = 10
 """Maximum number of notes on the input to print. The report has all."""
-NO_PROGRESS_S = 24 * 3600
-"""Seconds without a finished block after which Ray stops. Ray's default, 30 minutes, is too short for a 7B model on
-CPUs."""
 
 
 def generate_files(options: GenerateOptions) -> JobReport:
@@ -56,7 +46,12 @@ def generate_files(options: GenerateOptions) -> JobReport:
     `InterruptedRunError` on Ctrl-C, and `RunError` if the work cannot continue. In each case, the rows answered so far
     are kept.
     """
-    plan = plan_job(options)
+    return run_job(plan_job(options))
+
+
+def run_job(plan: JobPlan) -> JobReport:
+    """Run a planned job; see `generate_files`."""
+    options = plan.options
     show_notes(plan.input.notes)
     with open_output(options.output, new=options.new) as output:
         plan = plan.agree_with(output)
@@ -85,7 +80,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
             with shown_job.with_control(control_loop):
                 try:
                     with CtrlC() as ctrl_c, _decoders(plan, places, app) as decoders:
-                        for table in _tables(_dataset(plan, output.ledger.path, survey.rows, decoders)):
+                        for table in _answers(plan, output.ledger.path, survey.rows, decoders):
                             with ctrl_c.deferred():
                                 shown_job.add(table)
                     status = "complete with errors" if job.errors else "complete"
@@ -96,7 +91,7 @@ def generate_files(options: GenerateOptions) -> JobReport:
         finally:
             report = job.report(
                 status,
-                model=pin(options.model, plan.engines.model.folder),
+                model=plan.engines.model.name,
                 notes=plan.input.notes,
                 deadline=control_loop.deadline_summary(status),
                 rehearsal=control_loop.stats.rehearsal or plan.engines.rehearsal,  # a short job has no reports
@@ -173,57 +168,42 @@ def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
     if plan.engines.rehearsal:
         print(f"{NAME}: {plan.engines.rehearsal}", file=sys.stderr)
     connect()
-    pass_arguments_by_value()
     return choose_places(plan.engines, rows=rows)
 
 
 @contextmanager
-def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Sequence[str]]:
-    """Start the decoders, yield their names, and kill the decoders after the `with` block."""
+def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Sequence[Any]]:
+    """Start the decoders, yield their handles, and kill the decoders after the `with` block."""
     decoders = start_decoders(pool_settings(plan.engines, places), app)
     try:
-        yield list(decoders)
+        yield decoders
     finally:
-        for decoder in decoders.values():
+        for decoder in decoders:
             ray.kill(decoder)
 
 
-def _dataset(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[str]) -> ray.data.Dataset:
-    """Return the dataset of the results, which are computed during iteration over the dataset."""
-    options = plan.options
-    count = len(decoders)
+def _answers(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[Any]) -> Iterator[pa.Table]:
+    """Yield tables of results. Raises `RunError` if the input, a worker or Ray fails."""
     rows = InputRows(
         files=plan.input.files,
         ledger=ledger.absolute(),
-        own_id=openai_id if plan.openai else plain_id,
-        limit=options.limit,
+        id_column=plan.row_format.id_column,
+        limit=plan.options.limit,
     )
-    block_rows = rows_per_block(total, count)
-    results = read_undone_rows(rows, block_rows).map_batches(
-        AnsweredBlocks,
-        fn_constructor_args=(decoders, pickle.dumps(plan.row_format)),
-        compute=single_actor(calls_per_decoder(block_rows) * count),
-        num_cpus=0,
-        batch_size=None,
-        batch_format="pyarrow",
-    )
-    results.context.target_max_block_size = READ_BYTES
-    results.context.enable_progress_bars = False  # `JobProgress` shows the progress instead
-    results.context.execution_no_progress_timeout_s = NO_PROGRESS_S
-    results.context.memory_usage_poll_interval_s = None  # polling costs a thread for each call
-    return results
-
-
-def _tables(results: ray.data.Dataset) -> Iterator[pa.Table]:
-    """Yield tables of results. Raises `RunError` if a worker or Ray fails."""
+    block_rows = rows_per_block(total, len(decoders))
+    blocks = map(_checked, blocks_to_answer(rows, block_rows))
+    at_once = calls_per_decoder(block_rows) * len(decoders)
     try:
-        for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
-            if reason := failure_in(table):
-                raise _failed(reason)
-            yield table
+        yield from map(_checked, answered_blocks(blocks, decoders, pickle.dumps(plan.row_format), at_once=at_once))
     except (RayError, ExecutionTimeoutError) as error:
         # The message is the stack trace of the failed process, and its last line is the error.
         raise _failed(str(error).strip().splitlines()[-1]) from error
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    if reason := failure_in(table):
+        raise _failed(reason)
+    return table
 
 
 def _failed(reason: str) -> RunError:

@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, Protocol
 
 import ray.data
+from ray.data import ActorPoolStrategy
 
-from mars_ray.batch.ray.decoder_pool import choose_places, pool_settings, single_actor
+from mars_ray.batch.ray.decoder_pool import choose_places, pool_settings
 from mars_ray.batch.ray.endpoint_rows import EndpointRows
 from mars_ray.batch.ray.shared_pool import AnsweredRows, SharedPoolSettings
-from mars_ray.batch.rows.open_format import open_row_format
 from mars_ray.batch.rows.stage_rows import Preprocess, with_requests
-from mars_ray.batch.run.block_size import CALLS
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig
+from mars_ray.batch.run.placement import CALLS
 from mars_ray.batch.run.processor_config import ProcessorConfig, plan_stage
 
 POOLS_OF_A_CLUSTER = 4
@@ -73,7 +73,7 @@ class _EngineStage:
     def __init__(self, config: ProcessorConfig) -> None:
         self._config = config
         self._engines, row_format = plan_stage(config)
-        open_row_format(row_format, self._engines.model)  # raises an error now if the model is unusable
+        row_format.open(self._engines.model)  # raises an error now if the model is unusable
         self._row_format = pickle.dumps(row_format)
         if self._engines.rehearsal:
             print(f"stage: {self._engines.rehearsal}", file=sys.stderr)
@@ -85,7 +85,7 @@ class _EngineStage:
             AnsweredRows,
             fn_constructor_args=(SharedPoolSettings(pool=pool, deadline_s=config.deadline_s), self._row_format),
             fn_constructor_kwargs={"rows": config.rows, "raise_errors": not config.should_continue_on_error},
-            compute=single_actor(CALLS * config.concurrency),
+            compute=_single_actor(CALLS * config.concurrency),
             num_cpus=0,
             batch_format="pyarrow",
             batch_size=None,
@@ -105,11 +105,16 @@ class _EndpointStage:
         return blocks.map_batches(
             EndpointRows,
             fn_constructor_args=(self._config,),
-            compute=single_actor(calls),
+            compute=_single_actor(calls),
             num_cpus=0,
             batch_format="pyarrow",
             batch_size=None,
         )
+
+
+def _single_actor(calls: int) -> ActorPoolStrategy:
+    """Return a pool of one actor that works on up to `calls` blocks at a time."""
+    return ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=calls, max_concurrent_calls_per_actor=calls)
 
 
 def _postprocessed(row: dict[str, Any], postprocess: Postprocess) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mars_ray.batch.ray.control_loop import ControlLoop
 from mars_ray.batch.ray.decoder_pool import DecoderPool, PoolSettings, start_decoders
 from mars_ray.batch.rows.row_tables import failure_in, from_table
 from mars_ray.batch.rows.stage_rows import rows_to_answer, with_answers
-from mars_ray.batch.run.stage_backlog import StageBacklog
+from mars_ray.batch.run.live_stats import StageBacklog
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import RunError
 from mars_ray.ray_private import NAMESPACE
@@ -45,7 +45,7 @@ class SharedPool:
     """Actor that owns the decoders and reports the backlog of all stages to their controller."""
 
     def __init__(self, app: str, settings: SharedPoolSettings) -> None:
-        self._decoders = list(start_decoders(settings.pool, app).values())
+        self._decoders = start_decoders(settings.pool, app)
         self._backlogs: dict[str, StageBacklog] = {}
         self._silent_s = 0
         self._control_loop = ControlLoop(

@@ -20,8 +20,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from mars_ray.batch.rows.row_format import JsonRecord, text_fault
-from mars_ray.data.arrow_json import BLOB, BYTES, BYTES_MAX
+from mars_ray.batch.rows.row_format import FLOAT64, JsonRecord, without_fraction
+from mars_ray.chat.unicode_text import BLOB, BYTES, text_fault
+from mars_ray.data.arrow_json import BYTES_MAX
 from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, DataError
 
@@ -68,8 +69,6 @@ COLUMNS_MAX = 1000
 """Maximum number of input columns, because each column costs memory in every row of the output."""
 
 INT64 = range(-(2**63), 2**63)
-FLOAT64 = range(-(2**53), 2**53 + 1)
-"""Integers that float64 represents exactly."""
 HALVES = re.compile("[\ud800-\udfff]")
 WORDS: dict[Kind, str] = {
     "bool": "booleans",
@@ -203,8 +202,7 @@ def kept_name(column: str) -> str:
 
 def text_of(value: Any) -> str:
     """Return a JSON value as text. Equal numbers have equal texts, so 1.0 is "1"."""
-    if isinstance(value, float) and value.is_integer() and int(value) in FLOAT64:
-        return str(int(value))
+    value = without_fraction(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return HALVES.sub("\ufffd", text.replace(BYTES, ""))
 

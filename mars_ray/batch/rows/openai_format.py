@@ -12,25 +12,28 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from reprlib import repr as shortened
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, check_text, parse_row
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
 from mars_ray.batch.rows.row_ids import id_in, own_id
 from mars_ray.batch.rows.row_options import decode_of
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.process.messages import EngineFacts
 from mars_ray.engine.request import N_MAX, DecodeParams, Request
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import BadRecordError, InputError, RequestError
 from mars_ray.method.metric import Metric
+from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError, api_error
@@ -58,9 +61,6 @@ BODIES: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
 }
 FIELDS = frozenset(("custom_id", "method", "url", "body"))
 
-openai_id = partial(own_id, column="custom_id")
-"""Return the `custom_id` of a line, or None if it is missing or unusable."""
-
 
 def is_openai_batch(first_raw: bytes) -> bool:
     """Return whether a file with this first line is an OpenAI batch file. The line may lack one of the four fields."""
@@ -72,11 +72,17 @@ def is_openai_batch(first_raw: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIFormatSettings:
-    """Default options, for request bodies that do not set them."""
+    """Settings of the format, and default options for request bodies that do not set them."""
 
+    id_column: ClassVar[str] = "custom_id"
     model: str
     """Model name to write into the answers."""
     decode: DecodeParams
+
+    def open(self, model: ResolvedModel) -> "OpenAIBatchFormat":
+        """Return the format with the tokenizer of a model; see `RowFormatSettings`."""
+        defaults = generation_defaults(model.folder)
+        return OpenAIBatchFormat(self, model.load_tokenizer(), model.max_positions, defaults)
 
 
 class OpenAIBatchFormat:
@@ -116,8 +122,8 @@ class OpenAIBatchFormat:
             raise BadRecordError(f"its 'method' is {shortened(line.get('method'))}, must be 'POST'")
         if url not in list(BODIES):
             raise BadRecordError(f"its 'url' is {shortened(url)}, must be {' or '.join(BODIES)}")
-        check_text(line, "body")
         try:
+            refuse_lone_surrogates(line.get("body"))
             body = BODIES[url].model_validate(line.get("body"))
             if body.stream:
                 raise ApiError.bad_request("a batch file cannot stream; leave stream out.", "stream")
@@ -155,13 +161,14 @@ class OpenAIBatchFormat:
 
     def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
         """Return the line for the errors file."""
+        custom_id = own_id(raw, OpenAIFormatSettings.id_column)
         api = error.__cause__
         if not isinstance(api, ApiError) and isinstance(error, RequestError):
             api = api_error(error)
         if isinstance(api, ApiError):
-            return _line(id, openai_id(raw), _response(id, api.status, api.body()))
+            return _line(id, custom_id, _response(id, api.status, api.body()))
         code = "invalid_request" if isinstance(error, InputError) else "processing_failed"
-        return _line(id, openai_id(raw), None, {"code": code, "message": str(error)})
+        return _line(id, custom_id, None, {"code": code, "message": str(error)})
 
     def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str, AnswerPlan | None]:
         """Return the prompt as token ids, and as text to show in the output, and the plan of a chat answer."""

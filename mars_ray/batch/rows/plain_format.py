@@ -5,28 +5,25 @@ The output has one record per answer, which includes the row's other columns. Pr
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.columns import kept_name
-from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, check_text, parse_row
-from mars_ray.batch.rows.row_ids import id_in, own_id
+from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
+from mars_ray.batch.rows.row_ids import id_in
 from mars_ray.batch.rows.row_options import OPTIONS, decode_of, present, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
 from mars_ray.chat.conversation import last_user_text
-from mars_ray.data.prompt_file import Conversation, prompt_column_of, prompt_of
+from mars_ray.data.prompt_file import Conversation, prompt_of
 from mars_ray.data.records import json_value
 from mars_ray.engine.chunk import Chunk, TokenLogprobs
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import BadRecordError
+from mars_ray.model.folder import ResolvedModel
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_prompts import TOOL_FIELDS, ChatPrompts, sampling_with_plan
 from mars_ray.openai_api.parted_answer import parted_answer
-
-plain_id = partial(own_id, column="id")
-"""Return the row's own id, or None if it is missing or unusable."""
 
 READ_COLUMNS = frozenset((*OPTIONS, *TOOL_FIELDS, "id", "messages"))
 """Columns with a meaning of their own, except `prompt`."""
@@ -39,6 +36,7 @@ LEAST_LOGPROB = -9999.0
 class PlainFormatSettings:
     """Settings of the format, and default options for rows that do not set them."""
 
+    id_column: ClassVar[str] = "id"
     sampling: SamplingParams
     decode: DecodeParams
     template: str | None = None
@@ -47,6 +45,10 @@ class PlainFormatSettings:
     """Column that holds a text or a conversation. None means `messages`, or `prompt` in rows without `messages`."""
     trace: bool = False
     """Also write the token ids of each answer, and the number of tokens that each forward accepted."""
+
+    def open(self, model: ResolvedModel) -> "PlainFormat":
+        """Return the format with the tokenizer of a model; see `RowFormatSettings`."""
+        return PlainFormat(self, model.load_tokenizer())
 
 
 class PlainFormat:
@@ -61,8 +63,6 @@ class PlainFormat:
         """Parse a row. Raises `BadRecordError` or `RequestError` with the reason."""
         columns = parse_row(raw)
         id_in(columns, "id")
-        prompt_column = None if self._template else prompt_column_of(columns, self._settings.prompt_column)
-        check_text(columns, *OPTIONS, *TOOL_FIELDS, *([prompt_column] if prompt_column else []))
         sampling = sampling_of(id, columns, self._settings.sampling)
         decode = decode_of(columns, self._settings.decode)
         messages = self._messages(columns, answered=sampling.max_tokens > 0)

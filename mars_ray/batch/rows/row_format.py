@@ -1,18 +1,26 @@
 """Interface of row formats, which turn the JSON text of a row into a request, and answers into output records."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from mars_ray.data.arrow_json import BLOB, BYTES
 from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import BadRecordError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 
+if TYPE_CHECKING:
+    from mars_ray.model.folder import ResolvedModel
+
 JsonRecord = dict[str, Any]
+
+FLOAT64 = range(-(2**53), 2**53 + 1)
+"""Integers that float64 represents exactly."""
+NESTED = 200
+"""Number of opening brackets above which a row may be nested too deeply to be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +52,47 @@ class RowFormat(Protocol):
         """Return the record for the errors file."""
 
 
+class RowFormatSettings(Protocol):
+    """Settings of a row format, which travel to the workers."""
+
+    id_column: ClassVar[str]
+    """Column with the id that a row may give itself."""
+
+    def open(self, model: "ResolvedModel") -> RowFormat:
+        """Return the row format with the tokenizer of a model, without loading weights.
+
+        Raises `ModelError` for an unusable model, and `ConfigError` for an invalid template.
+        """
+
+
 def parse_row(raw: bytes) -> JsonRecord:
     """Return the columns of a row, with None in place of NaN and infinity. Raises `BadRecordError` for a malformed
     row.
 
-    The text of a column may be invalid Unicode, because the column may be unused; `check_text` checks used columns.
+    The text of a column may be invalid Unicode, because the column may be unused.
     """
-    try:
-        text = json.dumps(parse_object(raw))
-    except RecursionError:  # JSON that can be parsed may still be too deep to write
-        raise BadRecordError(f"it is nested too deeply: {raw[:60]!r}") from None
-    columns: JsonRecord = json.loads(text, parse_constant=lambda _: None)
+    columns = parse_object(raw, _FINITE)
+    if raw.count(b"[") + raw.count(b"{") > NESTED:
+        try:
+            json.dumps(columns)
+        except RecursionError:  # JSON that can be parsed may still be too deep to write
+            raise BadRecordError(f"it is nested too deeply: {raw[:60]!r}") from None
     return columns
 
 
-def check_text(columns: JsonRecord, *names: str) -> None:
-    """Raise `BadRecordError` if the text in one of these columns is not valid Unicode."""
-    for name in names:
-        if name in columns and (fault := text_fault(json.dumps(columns[name], ensure_ascii=False))):
-            raise BadRecordError(f"{name!r} is not valid Unicode: it has {fault}")
+def without_fraction(value: Any) -> Any:
+    """Return a whole number that is stored as a float as an integer, and any other value as it is.
+
+    Tables store an integer column with nulls as floats.
+    """
+    if isinstance(value, float) and value.is_integer() and int(value) in FLOAT64:
+        return int(value)
+    return value
 
 
-def text_fault(text: str) -> str | None:
-    """Return the part of a text that is not valid Unicode, in words; None if the text is valid."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a JSON escape can spell half of a surrogate pair
-        return "bytes that are not UTF-8 text" if BYTES in text or BLOB in text else "half of a surrogate pair"
-    return None
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+_FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)

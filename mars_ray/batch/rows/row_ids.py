@@ -9,20 +9,19 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any, Self
 
-from mars_ray.batch.rows.row_format import text_fault
+from mars_ray.batch.rows.row_format import without_fraction
+from mars_ray.chat.unicode_text import text_fault
 from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, RunError
 
 CACHE_KIB = 16 * 1024
 """Size of the memory cache for the temporary file, in KiB."""
 ID_DIGITS = 16
-FLOAT64_EXACT = 2**53
-"""Largest integer up to which float64 represents all integers, so an id is the one that was stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +40,11 @@ class RowId:
 class RowIdAssigner:
     """Assigns ids to the rows of one input. Use it as a context manager and in one thread.
 
-    `own_id` returns the id given in a row, or None if the row has none.
+    `column` is the column with the id that a row may give itself.
     """
 
-    def __init__(self, own_id: Callable[[bytes], str | None]) -> None:
-        self._own_id = own_id
+    def __init__(self, column: str) -> None:
+        self._column = column
         # With an empty name, SQLite creates a temporary file and removes it when the connection closes.
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.executescript(
@@ -67,8 +66,13 @@ class RowIdAssigner:
             raise RunError(f"Cannot count ids in a temporary file: {error}. Make room, or set TMPDIR.") from error
 
     def _row_id(self, raw: bytes) -> RowId:
-        own_id = self._own_id(raw)
-        id = _content_hash(raw) if own_id is None else own_id
+        try:
+            fields = parse_object(raw)
+            own_id = _usable_id(fields, self._column)
+            id = _content_hash(raw, fields) if own_id is None else own_id
+        except BadRecordError:
+            own_id = None
+            id = _hash(raw)
         kind = "made" if own_id is None else "given"
         times = self._count(_key(kind, 1, id))
         return RowId(
@@ -88,7 +92,14 @@ class RowIdAssigner:
 def own_id(raw: bytes, column: str) -> str | None:
     """Return the id in a column of a row, or None if it is missing or unusable. The rest of the row may be invalid."""
     try:
-        return id_in(parse_object(raw), column)
+        return _usable_id(parse_object(raw), column)
+    except BadRecordError:
+        return None
+
+
+def _usable_id(fields: dict[str, Any], column: str) -> str | None:
+    try:
+        return id_in(fields, column)
     except BadRecordError:
         return None
 
@@ -96,14 +107,12 @@ def own_id(raw: bytes, column: str) -> str | None:
 def id_in(fields: dict[str, Any], column: str) -> str | None:
     """Return the id in a column, or None if it is missing. Raises `BadRecordError` for an unusable id.
 
-    A whole number that is stored as a float is an integer, because pandas stores an integer column with nulls as
-    floats, and null as NaN.
+    NaN is null, because pandas stores an integer column with nulls as floats, and null as NaN.
     """
     value = fields.get(column)
     if value in (None, "") or (isinstance(value, float) and not math.isfinite(value)):
         return None
-    if isinstance(value, float) and value.is_integer() and abs(value) <= FLOAT64_EXACT:
-        value = int(value)
+    value = without_fraction(value)
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise BadRecordError(f"{column!r} must be text or an integer, not {type(value).__name__} {shortened(value)}")
     if fault := text_fault(str(value)):
@@ -111,13 +120,16 @@ def id_in(fields: dict[str, Any], column: str) -> str | None:
     return str(value)
 
 
-def _content_hash(raw: bytes) -> str:
+def _content_hash(raw: bytes, columns: dict[str, Any]) -> str:
     """Return a hash of the row's columns, without null columns. The order of the columns does not matter."""
+    fields = {name: value for name, value in columns.items() if value is not None}
     try:
-        fields = {name: value for name, value in parse_object(raw).items() if value is not None}
-        content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-    except (BadRecordError, RecursionError):
-        content = raw
+        return _hash(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+    except RecursionError:
+        return _hash(raw)
+
+
+def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:ID_DIGITS]
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from reprlib import repr as shortened
 from typing import Any
 
-from mars_ray.batch.rows.row_format import JsonRecord, text_fault
+from mars_ray.batch.rows.row_format import JsonRecord
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams, seed_of
@@ -37,7 +38,9 @@ PARAMETERS = frozenset(
 
 def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingParams:
     """Return the sampling parameters of a row. Raises `RequestError` for an unknown parameter or a bad value."""
-    options = present(columns, *COLUMNS) | sampling_options(columns.get("sampling"))
+    options = present(columns, *COLUMNS)
+    refuse_lone_surrogates(options)
+    options |= sampling_options(columns.get("sampling"))
     for name in INTEGERS:
         value = options.get(name)
         if isinstance(value, float) and value.is_integer():  # an integer column with nulls may be stored as floats
@@ -85,6 +88,7 @@ def sampling_options(sampling: Any) -> dict[str, Any]:
         sampling = _parsed(sampling)
     if not isinstance(sampling, dict):
         raise RequestError(f"sampling is {shortened(sampling)}, must be an object of parameters.")
+    refuse_lone_surrogates({"sampling": sampling})
     if unknown := sorted(name for name, value in sampling.items() if value is not None and name not in PARAMETERS):
         raise RequestError(
             f"sampling has the unknown parameter {unknown[0]!r}; the known ones are {', '.join(sorted(PARAMETERS))}."
@@ -94,12 +98,9 @@ def sampling_options(sampling: Any) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     try:
-        value = json.loads(text, parse_constant=lambda _: None)
+        return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"sampling is {shortened(text)}, which is not JSON ({error}).") from None
-    if fault := text_fault(json.dumps(value, ensure_ascii=False)):
-        raise RequestError(f"sampling is not valid Unicode: it has {fault}.")
-    return value
 
 
 def _stop_ids(ids: Any) -> frozenset[int]:

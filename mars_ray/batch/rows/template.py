@@ -13,7 +13,8 @@ from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-from mars_ray.batch.rows.row_format import JsonRecord, text_fault
+from mars_ray.batch.rows.row_format import JsonRecord
+from mars_ray.chat.unicode_text import text_fault
 from mars_ray.errors import BadRecordError, ConfigError
 
 CHARACTERS_MAX = 1 << 20

@@ -1,9 +1,10 @@
-"""Plan the engines of a job or stage before any work starts: model, adapter, dtype and controller."""
+"""Plan the engines of a job or stage before any work starts: the options of an engine, its threads and controller."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mars_ray.adapter.card import AdapterCard, check_base, read_adapter_card, resolve_adapter, unnamed
+from mars_ray.adapter.card import AdapterCard, unnamed
+from mars_ray.adapter.decoding_model import DecodingModel
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
@@ -16,7 +17,7 @@ from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
 from mars_ray.model.card import Card, accuracies, agreements
-from mars_ray.model.folder import ResolvedModel, open_model
+from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.threads import suitable_threads
 
 QUEUE = 1 << 16
@@ -63,9 +64,8 @@ class EnginePlan:
 
 
 def plan_engines(
+    model: DecodingModel,
     *,
-    model: str,
-    adapter: str | None,
     workers: WorkerOptions,
     decode: DecodeParams,
     deadline_s: float | None,
@@ -73,21 +73,15 @@ def plan_engines(
 ) -> tuple[EnginePlan, DecodeParams]:
     """Return the plan of the engines, and the decoding parameters for rows that do not set them.
 
-    Raises an `InputError` for an unusable option, model or adapter.
+    Raises an `InputError` for an unusable option.
     """
-    workers.check()
     if workers.rehearse is not None:
         workers = replace(workers, rehearse=checked_machine(workers.rehearse))  # with the absolute path
-    resolved = open_model(model, workers.dtype, workers.device)
-    adapter_folder = resolve_adapter(adapter)
-    card: Card | AdapterCard | None = resolved.card
-    if adapter_folder is not None:
-        card = read_adapter_card(adapter_folder)
-        check_base(card, adapter_folder, resolved.folder)
-    control, decode = _control(decode, card, deadline_s, max_quality_loss)
-    check_engine(resolved, workers, unnamed(adapter_folder))
-    threads = suitable_threads(resolved.folder)
-    return EnginePlan(workers=workers, model=resolved, adapter=adapter_folder, threads=threads, control=control), decode
+    control, decode = _control(decode, model.card, deadline_s, max_quality_loss)
+    check_engine(model.base, workers, unnamed(model.adapter))
+    threads = suitable_threads(model.base.parameters.total())
+    plan = EnginePlan(workers=workers, model=model.base, adapter=model.adapter, threads=threads, control=control)
+    return plan, decode
 
 
 def _control(

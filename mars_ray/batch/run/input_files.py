@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from mars_ray.batch.output.open_output import is_job_output
+from mars_ray.batch.rows.plain_format import READ_COLUMNS
 from mars_ray.data.file_patterns import Match, find_matches
 from mars_ray.data.input_file import InputFile, partitions_of
 from mars_ray.errors import DataError
@@ -33,15 +34,13 @@ class JobInput:
     files: tuple[InputFile, ...]
     notes: tuple[str, ...] = ()
 
-    def without_partitions(self, is_unwanted: Callable[[str], bool], reason: str) -> "JobInput":
-        """Return the input without some columns that come from names of folders, and with a note on them."""
-        columns = sorted(filter(is_unwanted, {name for file in self.files for name in file.partitions}))
+    def without_partitions(self) -> "JobInput":
+        """Return the input of an OpenAI batch, whose rows get no columns from names of folders."""
+        columns = {name for file in self.files for name in file.partitions}
         if not columns:
             return self
-        kept = [{name: file.partitions[name] for name in file.partitions if name not in columns} for file in self.files]
-        files = (replace(file, partitions=partitions) for file, partitions in zip(self.files, kept, strict=True))
-        note = f"folders named {', '.join(f'{name}=...' for name in columns)} add no column, because {reason}"
-        return JobInput(files=tuple(files), notes=(*self.notes, note))
+        note = f"{_folders_named(columns)} add no column, because rows of OpenAI batch files have no other columns"
+        return JobInput(files=tuple(replace(file, partitions={}) for file in self.files), notes=(*self.notes, note))
 
 
 def find_input(names: Sequence[str], output: AnyPath) -> JobInput:
@@ -69,7 +68,7 @@ class _Selection:
         self._real: Callable[[Path], Path] = cache(lambda path: Path(os.path.realpath(path)))
         self._output_above: Callable[[AnyPath, AnyPath], AnyPath | None] = cache(self._find_output_above)
         self._is_job_output: Callable[[AnyPath], bool] = cache(is_job_output)
-        self._own = frozenset(self._forms(output))
+        self._own = frozenset(self._forms(_canonical(output)))
         self._own_path = output
         self._own_answers = {_identity(file) for file in output.glob("rows/*")} if isinstance(output, Path) else set()
         self._candidates: dict[Hashable, _Candidate] = {}
@@ -77,6 +76,8 @@ class _Selection:
         """Files left out, by the output that they belong to."""
         self._repeats: dict[AnyPath, None] = {}
         """Paths of files and folders that another path leads to, too."""
+        self._reserved: set[str] = set()
+        """Names of columns that rows must not get from the name of a folder."""
         self._ignored_links: dict[AnyPath, None] = {}
 
     def add(self, number: int, name: str) -> None:
@@ -105,7 +106,10 @@ class _Selection:
     def _input_file(self, path: AnyPath) -> InputFile:
         *_, real = self._forms(path)
         is_answers = path.parent.name == "rows" and self._is_job_output(path.parent.parent)
-        return InputFile(path, partitions_of(path) or partitions_of(real), is_answers)
+        partitions = partitions_of(path) or partitions_of(real)
+        self._reserved |= partitions.keys() & READ_COLUMNS
+        own = {name: value for name, value in partitions.items() if name not in READ_COLUMNS}
+        return InputFile(path, own, is_answers)
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence on each kind of files that were left out."""
@@ -115,6 +119,9 @@ class _Selection:
             yield f"found more than once and read once: {_listed(self._repeats)}"
         if self._ignored_links:
             yield f"left out {_listed(self._ignored_links)}: only patterns such as 'data/**' follow links to folders"
+        if self._reserved:
+            named = _folders_named(self._reserved)
+            yield f"{named} add no column, because these names are reserved for the options of a row"
 
     def _take(self, number: int, file: AnyPath) -> None:
         path = self._absolute(file)
@@ -169,17 +176,17 @@ class _Selection:
 
     def _forms(self, path: AnyPath) -> tuple[AnyPath, ...]:
         """Return a path in the forms by which its folders may be recognised: as it is named, and without links."""
-        path = _canonical(path)
         if not isinstance(path, Path):
             return (path,)
+        path = path.absolute()
         # Resolving the folder of many files once is faster than resolving each file.
         real = self._real(path) if path.is_symlink() or path.name == ".." else self._real(path.parent) / path.name
         return (real if ".." in path.parts else path, real)
 
 
 def _canonical(path: AnyPath) -> AnyPath:
-    """Return an absolute path. URLs of the same object in a store, such as `s3://` and `s3a://`, become the same."""
-    return path.absolute() if isinstance(path, Path) else locate(path.fs.unstrip_protocol(path.path.rstrip("/")))
+    """Return a path with the URL that `find_matches` gives, which is the same for `s3://` and `s3a://`."""
+    return path if isinstance(path, Path) else locate(path.fs.unstrip_protocol(path.path.rstrip("/")))
 
 
 def _identity(path: AnyPath) -> Hashable:
@@ -191,6 +198,10 @@ def _identity(path: AnyPath) -> Hashable:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     return status.st_dev, status.st_ino
+
+
+def _folders_named(columns: Iterable[str]) -> str:
+    return f"folders named {', '.join(f'{name}=...' for name in sorted(columns))}"
 
 
 def _listed(paths: Iterable[AnyPath]) -> str:

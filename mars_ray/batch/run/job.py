@@ -10,8 +10,7 @@ import pyarrow as pa
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.report import JobMetrics, JobReport, Status, WorkerMetrics
 from mars_ray.batch.rows.row_tables import RowResult, from_table
-from mars_ray.batch.run.live_stats import LiveStats, worker_of
-from mars_ray.batch.run.stage_backlog import estimate_tokens_left
+from mars_ray.batch.run.live_stats import LiveStats, estimate_tokens_left, worker_of
 
 RECENT_S = 30.0
 """Seconds over which rates are averaged."""

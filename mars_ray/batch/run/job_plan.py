@@ -6,24 +6,22 @@ An input is refused if none of its first rows can be answered.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from mars_ray.batch.output.folder import OutputFolder
-from mars_ray.batch.output.shards import FileFormat
+from mars_ray.adapter.decoding_model import DecodingModel, open_decoding_model
+from mars_ray.batch.output.folder import FileFormat, OutputFolder
 from mars_ray.batch.rows.columns import ColumnKinds, Survey
-from mars_ray.batch.rows.open_format import RowFormatSettings, open_row_format
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
-from mars_ray.batch.rows.plain_format import READ_COLUMNS, PlainFormatSettings
-from mars_ray.batch.rows.row_format import RowFormat
+from mars_ray.batch.rows.plain_format import PlainFormatSettings
+from mars_ray.batch.rows.row_format import RowFormat, RowFormatSettings
 from mars_ray.batch.rows.row_tables import READ_RECORDS
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.input_files import JobInput, find_input
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.data.input_file import InputFile
-from mars_ray.data.record_file import check_source
 from mars_ray.data.records import parse_object
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
@@ -104,35 +102,38 @@ class JobPlan:
         return plan
 
 
-def plan_job(options: GenerateOptions) -> JobPlan:
-    """Return the plan of a job. Raises an `InputError` for unusable options, model or input."""
+def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> JobPlan:
+    """Return the plan of a job. Raises an `InputError` for unusable options, model or input.
+
+    `model` is what `options` name, if a caller has opened it already.
+    """
     check_kind("options", options, GenerateOptions)
     options.check()
     if options.sampling.grammar is not None:
         check_grammar(options.sampling.grammar)
+    workers = options.workers
     engines, decode = plan_engines(
-        model=options.model,
-        adapter=options.adapter,
-        workers=options.workers,
+        model or open_decoding_model(options.model, options.adapter, workers.dtype, workers.device),
+        workers=workers,
         decode=options.decode,
         deadline_s=options.deadline_s,
         max_quality_loss=options.max_quality_loss,
     )
-    model = engines.model
+    base = engines.model
     job_input = find_input(options.input, options.output)
-    openai = is_openai_batch(_first_row(job_input.files))
-    job_input = job_input.without_partitions(
-        lambda column: openai or column in READ_COLUMNS,
-        "rows of OpenAI batch files have no other columns"
-        if openai
-        else "these names are reserved for the options of a row",
-    )
+    rows = _rows(job_input.files)
+    first = next(rows, None)
+    if first is None:
+        raise EmptyDataError(f"{', '.join(str(file.path) for file in job_input.files)} holds no rows.")
+    openai = is_openai_batch(first)
+    if openai:
+        job_input = job_input.without_partitions()
     row_format: RowFormatSettings
     if openai:
         row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
     else:
         row_format = PlainFormatSettings(
-            sampling=replace(options.sampling, **generation_defaults(model.folder))
+            sampling=replace(options.sampling, **generation_defaults(base.folder))
             if options.sampling_of_model
             else options.sampling,
             decode=decode,
@@ -140,12 +141,11 @@ def plan_job(options: GenerateOptions) -> JobPlan:
             prompt_column=options.prompt_column,
             trace=options.trace,
         )
-    first_rows = islice(_rows(job_input.files), options.limit)
-    check_first_rows(open_row_format(row_format, model), first_rows, model.max_positions)
+    check_first_rows(row_format.open(base), islice(chain([first], rows), options.limit), base.max_positions)
     settings = {
-        "model": folder_digest(model.folder),
+        "model": folder_digest(base.folder),
         "adapter": folder_digest(engines.adapter) if engines.adapter else None,
-        "dtype": model.dtype.name,
+        "dtype": base.dtype.name,
         "quantize": options.workers.quantize,
         "engine": options.workers.engine,
         "rehearse": engines.workers.rehearse,
@@ -162,7 +162,6 @@ def survey_input(files: Sequence[InputFile], limit: int | None) -> Survey:
     survey = Survey()
     with ProgressLine("read the input", total=None) as progress:
         for file in files:
-            check_source(file.path)
             for chunk in file.read(READ_RECORDS):
                 survey.add(chunk if limit is None else chunk[: limit - survey.rows])
                 progress.update(survey.rows, {})
@@ -172,13 +171,6 @@ def survey_input(files: Sequence[InputFile], limit: int | None) -> Survey:
 def _rows(files: Sequence[InputFile]) -> Iterator[bytes]:
     """Yield the rows one by one, without reading ahead."""
     return (raw for file in files for [raw] in file.read(1))
-
-
-def _first_row(files: Sequence[InputFile]) -> bytes:
-    """Return the first row. Raises `EmptyDataError` if there are no rows."""
-    for raw in _rows(files):
-        return raw
-    raise EmptyDataError(f"{', '.join(str(file.path) for file in files)} holds no rows.")
 
 
 def _flat(row_format: RowFormatSettings) -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""Running sequences and tokens per second, from the reports of the workers. `Job` counts the finished rows."""
+"""What a running job or stage does and still has to do: running sequences and tokens per second from the reports of the
+workers, and an estimate of the tokens left. `Job` counts the finished rows."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from mars_ray.control.core.status import ReplicaStatus
 from mars_ray.engine.stats.state import EngineState, describe_rehearsals
 
 RECENT_S = 10.0
 """Seconds over which rates are averaged."""
+FIRST_TOKENS = 64
+"""Number of tokens per row to assume until the first row is done."""
 
 
 class LiveStats:
@@ -65,6 +69,30 @@ class LiveStats:
         rates = [_rate(points) for name, points in self._recent.items() if engine in (None, name)]
         measured = [rate for rate in rates if rate is not None]
         return sum(measured) if measured else None
+
+
+def estimate_tokens_left(*, left: int, done: int, tokens: int) -> float:
+    """Estimate the tokens of the `left` unfinished rows from the mean of the `done` rows, which have `tokens` in
+    total."""
+    return left * (tokens / done if done else FIRST_TOKENS)
+
+
+@dataclass(slots=True, kw_only=True)
+class StageBacklog:
+    """Progress of one stage, in rows and tokens."""
+
+    rows: int | None
+    """Total number of rows that will arrive; None if unknown."""
+    arrived: int = 0
+    done: int = 0
+    tokens: int = 0
+    """Number of tokens in the finished rows."""
+
+    @property
+    def tokens_left(self) -> float:
+        """Estimated number of tokens still to be generated."""
+        left = max(self.rows or 0, self.arrived) - self.done
+        return estimate_tokens_left(left=left, done=self.done, tokens=self.tokens)
 
 
 def _rate(points: deque[tuple[float, int]]) -> float | None:

@@ -4,7 +4,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 
-from mars_ray.batch.output.shards import FileFormat
+from mars_ray.batch.output.folder import FileFormat
 from mars_ray.engine.checked_fields import Texts, check_fields
 from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams

@@ -1,9 +1,13 @@
-"""Choose the number of workers of a job, and the node and the CPUs of each worker.
+"""Divide a job: the number of workers, the node and the CPUs of each worker, and the rows in a block.
 
 In:    the CPUs and GPUs of each node, the worker options, the best number of threads for the model, and the number
        of rows.
-Out:   a node and a number of CPUs for each worker.
+Out:   a node and a number of CPUs for each worker; the rows in a block, and the blocks of a worker at a time.
 Never: reserves a CPU for other tasks, because the tasks that read and pass on rows request no CPU from Ray.
+
+A decoder returns a block when the last row is done, and a stopped job loses the blocks that have not been returned.
+Small jobs therefore have small blocks. Large jobs have larger blocks, because each block costs Ray some time and
+memory.
 """
 
 import math
@@ -15,6 +19,19 @@ from mars_ray.errors import ClusterError
 
 ROWS_PER_WORKER = 64
 """Number of rows per worker that makes another worker worthwhile: two batches of an engine on a CPU."""
+SMALL_BLOCKS = 1024
+"""Maximum number of blocks in a job whose blocks have fewer than `BLOCK_ROWS` rows."""
+BLOCK_ROWS = 64
+"""Usual number of rows in a block."""
+BLOCKS = 4096
+"""Maximum number of blocks in a job, because Ray keeps some kilobytes per block. Larger jobs have larger blocks."""
+BLOCKS_PER_WORKER = 4
+"""Minimum number of blocks per worker."""
+CALLS = 8
+"""Minimum number of blocks that a decoder works on at a time."""
+ROWS_AT_ONCE = 320
+"""Minimum number of rows that a decoder works on at a time. An engine decodes up to 32 rows together on a CPU and 256
+on a GPU, so it never runs empty, even if single rows take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,17 @@ def place_workers(
     max_cpus = 1.0 if workers.gpus or threads == 1 else math.inf
     shares = {name: workers.cpus or min(max_cpus, _share(free[name], count)) for name, count in counts.items() if count}
     return [Place(name, share) for name, share in shares.items() for _ in range(counts[name])]
+
+
+def rows_per_block(total: int, workers: int) -> int:
+    """Return the number of rows in a block for a job of `total` rows."""
+    small = min(BLOCK_ROWS, math.ceil(total / SMALL_BLOCKS))
+    return max(1, min(max(small, math.ceil(total / BLOCKS)), math.ceil(total / (BLOCKS_PER_WORKER * workers))))
+
+
+def calls_per_decoder(block_rows: int) -> int:
+    """Return the number of blocks that a decoder works on at a time."""
+    return max(CALLS, math.ceil(ROWS_AT_ONCE / block_rows))
 
 
 def _room(node: NodeResources, free: float, workers: WorkerOptions, threads: int) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from mars_ray.adapter.decoding_model import open_decoding_model
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import WorkerOptions
@@ -64,10 +65,11 @@ def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings
         raise ConfigError("deadline_s needs rows, the number of rows that the pipeline will send to the stage.")
     if config.mode not in list(Mode):
         raise ConfigError(f"mode is {config.mode!r}, must be one of {', '.join(Mode)}.")
+    workers = config.workers
+    workers.check()
     engines, decode = plan_engines(
-        model=config.model,
-        adapter=config.adapter,
-        workers=config.workers,
+        open_decoding_model(config.model, config.adapter, workers.dtype, workers.device),
+        workers=workers,
         decode=DecodeParams(mode=Mode(config.mode), threshold=config.threshold),
         deadline_s=config.deadline_s,
         max_quality_loss=config.max_quality_loss,

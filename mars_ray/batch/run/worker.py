@@ -6,20 +6,22 @@ Never: fails because of a row, or gives up on a row because another row killed t
 """
 
 import asyncio
+import ctypes
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_tables import RowResult, as_json
-from mars_ray.batch.run.interrupt_after import InterruptAfter
 from mars_ray.batch.run.isolation import Isolation
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
@@ -35,6 +37,7 @@ from mars_ray.errors import (
 from mars_ray.traces.engine_call import EngineCall
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LOOK_AHEAD = 16
 """Maximum number of rows that wait in the engine, so that a slot is taken as soon as it is free."""
@@ -176,3 +179,43 @@ class Worker:
                 except ReplicaLostError:
                     log.warning("the engine died while it decoded row %s", row.id)
         raise ReplicaLostError(f"the engine died {DEATHS} times with this row, even when the row ran alone")
+
+
+class _TooLong(BaseException):
+    """Error that the timer raises in the thread of the function. `except Exception` does not catch this error."""
+
+
+class InterruptAfter:
+    """Runs one function at a time, and interrupts a function that takes longer than `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._thread = ThreadPoolExecutor(1)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` and return its result. Raises `TimeoutError` if it takes too long. Native code is not
+        interrupted."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._limited, work)
+
+    def _limited(self, work: Callable[[], T]) -> T:
+        thread = threading.get_ident()
+        changing = threading.Lock()
+        ended = False
+
+        def interrupt() -> None:
+            with changing:
+                if not ended:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooLong))
+
+        timer = threading.Timer(self._seconds, interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            try:
+                return work()
+            finally:
+                with changing:
+                    ended = True
+                timer.cancel()
+        except _TooLong:
+            raise TimeoutError from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.adapter.card import decoding_card, resolve_adapter
+from mars_ray.adapter.decoding_model import DecodingModel, open_decoding_model
 from mars_ray.engine.request import SamplingParams, seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
 from mars_ray.evaluation.results import EvaluationPlan, read_model, write_model
@@ -18,7 +18,7 @@ from mars_ray.evaluation.scoring.scorer import row_id
 from mars_ray.evaluation.settings import DecodingSetting, block_of, settings_of
 from mars_ray.evaluation.tasks.registry import Question, Task, open_tasks
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.folder import ResolvedModel, open_model
+from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.resolve import model_label, pin
 from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 
@@ -32,14 +32,23 @@ class PreparedEvaluation:
     """A checked evaluation, ready to run."""
 
     folder: AnyPath
-    model: ResolvedModel
-    adapter: Path | None
+    decoding: DecodingModel
     tasks: tuple[Task, ...]
     settings: tuple[DecodingSetting, ...]
     plan: EvaluationPlan
     options: EvaluateOptions
     """Options with the resolved dtype, and with hub names pinned to commits."""
     tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def model(self) -> ResolvedModel:
+        """Model to evaluate."""
+        return self.decoding.base
+
+    @property
+    def adapter(self) -> Path | None:
+        """Absolute folder of the adapter."""
+        return self.decoding.adapter
 
     @property
     def answers(self) -> AnyPath:
@@ -70,16 +79,17 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
     questions = [question for task in tasks for question in task.questions]
     if any(question.match == "code" for question in questions):
         check_sandbox()
-    model = open_model(options.model, options.workers.dtype, options.workers.device)
-    adapter = resolve_adapter(options.adapter)
+    decoding = open_decoding_model(options.model, options.adapter, options.workers.dtype, options.workers.device)
+    model = decoding.base
+    adapter = decoding.adapter
     tokenizer = model.load_tokenizer()
     options = replace(
         options,
-        model=pin(options.model, model.folder),
+        model=model.name,
         adapter=pin(options.adapter, adapter) if options.adapter and adapter else None,
         workers=replace(options.workers, dtype=model.dtype.name),
     )
-    block = block_of(decoding_card(model.folder, adapter), options.model, settings)
+    block = block_of(decoding.card, options.model, settings)
     plan = EvaluationPlan(
         model=model_label(options.model, model.folder),
         model_digest=folder_digest(model.folder),
@@ -98,7 +108,7 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
         temperature=options.temperature,
         compiled=options.workers.compiled,
     )
-    return PreparedEvaluation(options.output, model, adapter, tasks, settings, plan, options, tokenizer)
+    return PreparedEvaluation(options.output, decoding, tasks, settings, plan, options, tokenizer)
 
 
 def keep_plan(prepared: PreparedEvaluation) -> None:

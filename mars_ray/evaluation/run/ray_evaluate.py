@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mars_ray.batch.ray.generate_files import generate_files
+from mars_ray.batch.ray.generate_files import run_job
+from mars_ray.batch.run.job_plan import plan_job
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import InterruptedRunError, check_kind
@@ -29,20 +30,19 @@ def evaluate(options: EvaluateOptions) -> Results:
         keep_plan(prepared)
         questions = options.output / "questions.jsonl"
         write_lines(questions, job_rows(prepared))
-        generate_files(
-            GenerateOptions(
-                input=(str(questions),),
-                output=prepared.answers,
-                model=prepared.options.model,
-                adapter=prepared.options.adapter,
-                sampling=SamplingParams(temperature=options.temperature),
-                decode=DecodeParams(block=prepared.plan.block),
-                trace=True,
-                retry_errors=True,  # an engine may have died by chance; retrying other errors is cheap
-                # Compiled steps round differently, and become available at an unpredictable time.
-                workers=replace(options.workers, compiled=False, engine="mars"),
-            )
+        job = GenerateOptions(
+            input=(str(questions),),
+            output=prepared.answers,
+            model=prepared.options.model,
+            adapter=prepared.options.adapter,
+            sampling=SamplingParams(temperature=options.temperature),
+            decode=DecodeParams(block=prepared.plan.block),
+            trace=True,
+            retry_errors=True,  # an engine may have died by chance; retrying other errors is cheap
+            # Compiled steps round differently, and become available at an unpredictable time.
+            workers=replace(options.workers, compiled=False, engine="mars"),
         )
+        run_job(plan_job(job, prepared.decoding))
         return score_and_report(prepared, folder_here(prepared.answers / "rows"))
 
 

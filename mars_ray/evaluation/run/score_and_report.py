@@ -58,7 +58,9 @@ def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMea
         return read_model(path, SpeedMeasurement)
     previous_threads = torch.get_num_threads()
     workers = prepared.options.workers
-    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(prepared.model.folder))  # as many as a worker has
+    torch.set_num_threads(
+        int(workers.cpus or 0) or threads_alone(prepared.model.parameters.total())
+    )  # as many as a worker has
     try:
         measurement = measure_speed(
             checkpoint.loaded,

@@ -164,9 +164,7 @@ def share_cpus(settings: type[ServeConfig], fields: dict[str, Any]) -> dict[str,
     # `num_replicas: auto` means up to 100.
     if config.engine.threads or engines.get("ray_actor_options") or not isinstance(replicas, int) or replicas < 1:
         return fields
-    folder = resolve_model(config.model)
-    check_folder(folder)
-    threads = threads_alone(folder, replicas)
+    threads = threads_alone(check_folder(resolve_model(config.model)).parameters.total(), replicas)
     args = application.get("args") or {}
     engine = (args.get("engine") or {}) | {"threads": threads}
     return fields | {"applications": [application | {"args": args | {"engine": engine}}]}

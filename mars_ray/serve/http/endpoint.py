@@ -199,7 +199,13 @@ class Endpoint:
         offered = tools_of(body, self.limits)
         prompt = await self._rendered(body.messages, offered, model, key)
         form = self.tokenizer.answer_format
-        return prompt.tokens, plan_answer(body, offered, form, in_reasoning=prompt.in_reasoning)
+        return prompt.tokens, plan_answer(
+            offered,
+            form,
+            in_reasoning=prompt.in_reasoning,
+            response_format=body.response_format,
+            budget=body.thinking_token_budget,
+        )
 
     async def _rendered(
         self, messages: Sequence[Message], offered: OfferedTools | None, model: ModelInfo, key: str
