@@ -5,18 +5,25 @@ VLLM_VENV := .venv-vllm
 LOWEST_VENV := .venv-lowest
 CLIENTS_VENV := .venv-clients
 BIN := $(VENV)/bin
+TESTS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
 
-.PHONY: demo test test-slow test-vllm test-lowest test-clients check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
+.PHONY: demo test test-nightly test-slow test-all test-vllm test-lowest test-clients check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
         bench-evaluate bundled-model reproduction clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
 
 test: check
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(TESTS) -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+
+# The same tests with 200 examples of each property.
+test-nightly: check
+	$(TESTS) -n 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile nightly
 
 test-slow: $(VENV)/.ready
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m slow
+	$(TESTS) -m 'slow or browser or fidelity or sanitizers or wheel'
+
+test-all: test-nightly test-slow test-vllm test-lowest test-clients
 
 # The plug-in for vLLM, in an environment of its own, because vLLM needs older versions than constraints.txt.
 test-vllm: $(VLLM_VENV)/.ready

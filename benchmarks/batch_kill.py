@@ -38,7 +38,7 @@ from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
 from mars_ray.measure import machine
 
-TARGETS = ("driver", "ray::CountingDecoder", "ray::MapWorker", "mars_ray.engine.process.worker")
+TARGETS = ("driver", "ray::CountingDecoder", "ray::MapWorker", "mars-ray-engine")
 POLL_S = 0.2
 
 
@@ -175,7 +175,7 @@ def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float]
 
 def _command(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())
+        return " ".join((process.name(), *process.cmdline()))
     except psutil.Error:
         return ""
 

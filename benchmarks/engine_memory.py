@@ -32,6 +32,7 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 
 TOGETHER = 32
+ENGINE, TOKENIZER = "mars-ray-engine", "mars_ray.serve.http.tokenizer_worker"
 """Requests in flight."""
 
 
@@ -115,8 +116,9 @@ async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
     tokenizer = TokenizerProcess(folder)
     await tokenizer.start()
     children = {
-        "engine" if "engine.process.worker" in " ".join(child.cmdline()) else "tokenizer": child
-        for child in psutil.Process().children()
+        "engine" if child.name() == ENGINE else "tokenizer": child
+        for child in psutil.Process().children(recursive=True)
+        if child.name() == ENGINE or TOKENIZER in child.cmdline()
     }
     memory = []
     try:

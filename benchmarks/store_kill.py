@@ -39,7 +39,7 @@ from mars_ray.measure import machine
 from mars_ray.storage.location import locate, locate_url
 
 SERVER = Path(__file__).with_name("s3_server.py")
-TARGETS = ("driver", "ray::MapWorker", "store", "mars_ray.engine.process.worker")
+TARGETS = ("driver", "ray::MapWorker", "store", "mars-ray-engine")
 POLL_S = 0.5
 BUCKET = "s3://measured"
 STARTS_S = 120.0
@@ -295,7 +295,7 @@ def _ids(output: str) -> list[str]:
 
 def _words(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())
+        return " ".join((process.name(), *process.cmdline()))
     except psutil.Error:
         return ""
 

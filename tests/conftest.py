@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from openai import OpenAI
 from transformers import PreTrainedModel
 from upath import UPath
 from xdist.remote import Producer
@@ -20,14 +21,17 @@ from mars_ray.storage.location import locate_url
 from tests.factories.networks import network_of_rows
 from tests.factories.tokenizers import save_chat_model
 from tests.samples import Cli
+from tests.serve.endpoint_samples import Keyed, Served, config_of, served
+from tests.serve.key_samples import add_key
 from tests.store_server import free_port, store_server, use_store
 from tests.training.train_samples import RECORDS
 
 # Fixtures are networks that no test changes, and two busy cores keep no deadline.
-settings.register_profile(
-    "mars", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("mars")
+for profile, examples in {"default": 15, "nightly": 200}.items():
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # `make test` runs two processes on two cores: a thread each, for them and for what they start.
 torch.set_num_threads(1)
@@ -137,3 +141,21 @@ def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with random weights to train from."""
     texts = [text for record in RECORDS for text in record.values()]
     return save_chat_model(tmp_path_factory.mktemp("model") / "start", texts, vocabulary=270)
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[Served]:
+    """Without keys; tests must leave nothing in flight."""
+    with served(config_of()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    """The bundled model knows no tools, so that a system message describes them."""
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    keys = add_key(path, "ada", "use"), add_key(path, "bob", "operate")
+    with served(config_of(keys=path, tool_call_parser="hermes")) as running:
+        clients = [OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) for key in keys]
+        with clients[0] as ada, clients[1] as bob:
+            yield Keyed(running, keys, ada, bob)

@@ -14,7 +14,7 @@ from _pytest.mark.structures import ParameterSet
 from mars_ray.cli.main import app
 from mars_ray.model.resolve import resolve_model
 from mars_ray.training.config import read_config
-from tests.serve.endpoint_samples import config_of, served
+from tests.serve.endpoint_samples import Served, config_of, served
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,16 +51,17 @@ def commands() -> Iterator[object]:
                     yield pytest.param(line, id=f"{page.name}: {line[9:50]}")
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(config_of(storage=str(tmp_path_factory.mktemp("storage")))) as endpoint:
+        yield endpoint
+
+
 @pytest.mark.parametrize("block", [block for block in fenced("python") if not uses_ray(block) and not in_order(block)])
-def test_python_runs(
-    block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    program = compile(block, "an example", "exec")
+def test_python_runs(block: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> None:
     if ENDPOINT in block:
-        with served(config_of(storage=str(tmp_path))) as endpoint:
-            exec(compile(block.replace(ENDPOINT, endpoint.url), "an example", "exec"), {"__name__": "__main__"})
-    else:
-        exec(program, {"__name__": "__main__"})
+        block = block.replace(ENDPOINT, request.getfixturevalue("stored").url)
+    exec(compile(block, "an example", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out.strip()
 
 

@@ -64,6 +64,7 @@ def initialized(version: str = "standard") -> tuple[KernelHook, dict[str, Any]]:
     return hook, build_data
 
 
+@pytest.mark.wheel
 @pytest.mark.skipif(not HERE, reason="no kernels for this architecture")
 def test_a_wheel_has_the_kernels_of_every_family_that_the_compiler_supports(
     compiler: Path, capsys: pytest.CaptureFixture[str]
@@ -99,7 +100,7 @@ def test_an_editable_installation_compiles_nothing(compiler: Path) -> None:
     assert not compiler.with_name("called").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.wheel
 def test_an_installed_wheel_decodes_with_its_kernels_where_there_is_no_compiler(tmp_path: Path) -> None:
     try:
         best = supported_families()[0].name

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -67,7 +67,6 @@ def by_hand(
                 yield r, int(place[t]), t - start, mask, base
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(layout=rows, block=st.integers(2, 5), seed=st.integers(0, 9))
 def test_masks_see_what_a_decoder_shows_them_and_learn_what_the_base_says(
     adapted: Adapted, layout: list, block: int, seed: int

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -84,7 +84,6 @@ def put_to(base: PreTrainedModel, lora: GatedLoRA, kernels: bool) -> None:
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@settings(max_examples=30)
 @given(data=st.data())
 def test_a_tensor_of_another_shape_is_refused_by_name(
     base: PreTrainedModel, folders: tuple[Path, Path], kernels: bool, data: st.DataObject

@@ -3,13 +3,12 @@
 import asyncio
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.batch.run.isolation import Isolation
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 2**32), st.sets(st.integers(0, 11)))
 def test_a_suspect_works_alone_and_everybody_gets_a_turn(alone: list[bool], seed: int, cancelled: set[int]) -> None:
     source = random.Random(seed)

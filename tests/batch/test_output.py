@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.batch.output import folder as module
@@ -71,7 +71,6 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(batches, st.integers(1, 7), st.sampled_from(["parquet", "jsonl"]))
 def test_each_row_stands_in_the_output_once_whenever_the_driver_is_killed(
     runs: list[tuple[list[int], str]], per_shard: int, format: str

@@ -26,7 +26,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-ENGINE = "mars_ray.engine.process.worker"
+ENGINE = "mars-ray-engine"
 
 
 def stage(model: Path, **changes: Any) -> Processor:
@@ -40,7 +40,7 @@ def engines_below(pid: int) -> list[psutil.Process]:
     found = []
     for each in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):
-            if ENGINE in each.cmdline():
+            if each.name() == ENGINE:
                 found.append(each)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
@@ -69,7 +69,6 @@ def check_rows(row_format: PlainFormat, raws: list[bytes]) -> pa.Table:
     return table
 
 
-@settings(max_examples=60, deadline=None)
 @given(columns=st.dictionaries(st.sampled_from(COLUMNS), any_arrays(ROWS), max_size=3))
 def test_any_parquet_schema_with_unused_columns_leaves_rows_alone(
     row_format: PlainFormat, columns: dict[str, pa.Array]
@@ -86,7 +85,6 @@ def test_any_parquet_schema_with_unused_columns_leaves_rows_alone(
         check_rows(row_format, raws)
 
 
-@settings(max_examples=60, deadline=None)
 @given(columns=st.dictionaries(st.sampled_from(COLUMNS), any_arrays(ROWS), max_size=3))
 def test_any_arrow_schema_with_unused_columns_leaves_rows_alone(
     row_format: PlainFormat, columns: dict[str, pa.Array]
@@ -95,7 +93,6 @@ def test_any_arrow_schema_with_unused_columns_leaves_rows_alone(
     check_rows(row_format, [json.dumps(row).encode() for row in json_rows(batch)])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(
         st.dictionaries(st.sampled_from([*COLUMNS, "\ud83d"]), json_values, max_size=3), min_size=ROWS, max_size=ROWS

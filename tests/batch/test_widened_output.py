@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
@@ -99,7 +99,6 @@ def rows_in(output: Path) -> Input:
     return sorted(map(json.loads, lines), key=lambda record: record["id"])
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(inputs, min_size=1, max_size=3), st.lists(st.integers(0, 5), max_size=4))
 def test_an_input_that_grows_gives_the_table_of_the_whole_input(parts: list[Input], deaths: list[int]) -> None:
     with TemporaryDirectory() as temporary:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -54,7 +54,6 @@ def same(decoded: DecodedSequence, expected: DecodedSequence) -> bool:
     )
 
 
-@settings(max_examples=30)
 @given(
     batch=st.lists(prompt, min_size=1, max_size=4),
     asked=st.sampled_from([{"mode": "ar"}, {"threshold": 1.0}, {"threshold": 0.0, "metric": Metric.ENTROPY}]),
@@ -76,7 +75,6 @@ def test_one_token_at_a_time_it_decodes_as_the_reference_whatever_the_batch(
     assert all(same(one, other) for one, other in zip(decoded, expected, strict=True))
 
 
-@settings(max_examples=30)
 @given(
     alone=prompt,
     options=st.builds(
@@ -104,7 +102,6 @@ def test_the_window_is_cut_at_the_end_of_the_block(network: PreTrainedModel) -> 
         assert (len(decoded.tokens), decoded.forwards) == (12, forwards)
 
 
-@settings(max_examples=15)
 @given(batch=st.lists(prompt, min_size=1, max_size=4), block=st.integers(1, 6), cache_block=st.integers(1, 16))
 def test_the_mask_token_is_never_emitted(
     network: PreTrainedModel, batch: list[list[int]], block: int, cache_block: int

@@ -8,12 +8,11 @@ import pytest
 from benchmarks.serve_overhead import bench_overhead
 from mars_ray.engine.options import EngineOptions
 from mars_ray.errors import ConfigError, RunError
-from tests.serve.endpoint_samples import config_of, served
+from tests.serve.endpoint_samples import Served
 
 
-def test_endpoint_and_engine_decode_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    with served(config_of()) as running:
-        report = bench_overhead(running.url, "bundled", 4, 12, 1, 0, EngineOptions(compiled=False))
+def test_endpoint_and_engine_decode_the_same_tokens(endpoint: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    report = bench_overhead(endpoint.url, "bundled", 4, 12, 1, 0, EngineOptions(compiled=False))
     tokens = {name: [sample["tokens"] for sample in runs] for name, runs in report["samples"].items()}
     assert list(tokens) == ["served, not streamed", "served, streamed", "engine alone"]
     # Cuts of threshold mode may move with the load, and an answer with them.

@@ -6,12 +6,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chat.entrances import ENTRANCES, WITH_TOOLS, outcome
 from tests.serve.endpoint_clients import http
-from tests.serve.endpoint_samples import config_of, served
+from tests.serve.endpoint_samples import Served
 
 USER: dict[str, Any] = {"role": "user", "content": "Add 1 and 2."}
 CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
@@ -126,8 +126,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[httpx2.Client]:
-    with served(config_of()) as running, http(running) as client:
+def client(endpoint: Served) -> Iterator[httpx2.Client]:
+    with http(endpoint) as client:
         yield client
 
 
@@ -157,9 +157,9 @@ def test_with_tools_conversations_are_taken_and_refused_alike(name: str) -> None
 
 
 @pytest.mark.parametrize("name", [*TAKEN, *REFUSED])
-def test_the_endpoint_takes_and_refuses_the_same_over_http(endpoint: httpx2.Client, name: str) -> None:
+def test_the_endpoint_takes_and_refuses_the_same_over_http(client: httpx2.Client, name: str) -> None:
     messages = TAKEN[name] if name in TAKEN else REFUSED[name][0]
-    response = endpoint.post("/tokenize", json={"messages": messages})
+    response = client.post("/tokenize", json={"messages": messages})
     expected = outcome(ENTRANCES["request"], messages)
     if isinstance(expected, tuple):
         assert tuple(response.json()["tokens"]) == expected
@@ -206,7 +206,6 @@ FAST = [name for name in ENTRANCES if "file" not in name or name == "row of a ba
 
 
 @given(st.lists(MESSAGES | st.just(USER) | st.just(CALLED) | st.just(RESULT), max_size=5))
-@settings(max_examples=200, deadline=None)
 def test_any_messages_have_one_outcome_at_all_entrances(messages: list[dict[str, Any]]) -> None:
     messages = json.loads(json.dumps([*messages, USER]))
     by_entrance = {name: outcome(ENTRANCES[name], messages) for name in FAST}

@@ -131,7 +131,6 @@ def test_who_asks_for_more_never_gets_a_higher_threshold(
 
 
 @given(situations(), st.sampled_from(NAMES), st.floats(0, 2 * FULL))
-@settings(max_examples=200)
 def test_with_one_class_more_requests_never_raise_its_threshold_whatever_was_promised(
     situation: tuple[ControlPlan, ClusterLoad], name: PolicyName, more: float
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -174,7 +174,6 @@ def asked(draw: st.DrawFn) -> tuple[str | None, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("kernels", "quantize"), [(True, None), (True, "int8"), (False, None)])
-@settings(max_examples=25, deadline=None)
 @given(st.lists(asked(), min_size=1, max_size=6), st.sampled_from([None, 2, 5]), st.sampled_from([None, 0.0]))
 def test_exact_answers_of_any_mixture_of_adapters_are_those_of_the_base(
     kernels: bool,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -81,7 +81,6 @@ asked = st.tuples(
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@settings(max_examples=25, deadline=None)
 @given(st.lists(steps | changes | asked, min_size=1, max_size=24))
 def test_answers_are_those_of_an_engine_whose_adapters_never_change(kernels: bool, actions: list[Any]) -> None:
     engine = changing(kernels)

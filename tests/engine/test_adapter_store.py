@@ -169,7 +169,7 @@ def test_a_memory_of_nothing_is_refused(make_engine: MakeEngine) -> None:
 NAMES = st.integers(0, COUNT - 1)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     st.lists(st.lists(st.none() | NAMES, max_size=8) | st.dictionaries(NAMES, NAMES), min_size=1, max_size=6),
     st.sampled_from([1.5, 2.5]),

@@ -28,7 +28,7 @@ from mars_ray.errors import (
     StepError,
 )
 from mars_ray.model.resolve import resolve_model
-from tests.factories.engine import MakeEngine, engine_spec, request, run, serving
+from tests.factories.engine import MakeEngine, engine_processes, engine_spec, request, run, serving
 
 FIXED = DecodeParams(threshold=0.9, block=8)
 
@@ -283,14 +283,14 @@ def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: 
 
 def test_a_start_that_is_cancelled_leaves_no_process_behind() -> None:
     async def test() -> None:
-        before = set(psutil.Process().children())
         starting = asyncio.create_task(AsyncEngine.start(spec()))
-        while not (begun := set(psutil.Process().children()) - before):
+        while not (begun := engine_processes(os.getpid())):
             await asyncio.sleep(0.01)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        assert not any(process.is_running() for process in begun)
+        _, alive = psutil.wait_procs(begun, timeout=30)
+        assert not alive
         gc.collect()  # what is unclosed warns when it is collected, and warnings are errors
 
     asyncio.run(test())

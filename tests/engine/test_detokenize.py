@@ -48,7 +48,6 @@ def streamed(tokens: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], 
 
 
 @given(TOKENS)
-@settings(max_examples=200)
 def test_the_pieces_joined_are_what_the_tokenizer_decodes(tokens: list[int]) -> None:
     pieces, stopped = streamed(tokens)
     assert not stopped
@@ -95,7 +94,6 @@ def test_the_text_ends_before_the_stop_string_that_is_first_complete(given: tupl
 
 
 @given(tokens_and_stops())
-@settings(max_examples=100)
 def test_nothing_that_left_is_part_of_a_stop_string(given: tuple[list[int], tuple[str, ...]]) -> None:
     tokens, stops = given
     pieces, _ = streamed(tokens, stops)

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -77,7 +77,6 @@ SAMPLINGS: list[dict[str, Any]] = [
     logprobs=st.sampled_from((None, 0)),
     block=st.integers(1, 8),
 )
-@settings(max_examples=25)
 def test_every_complete_answer_is_in_its_grammar_and_exact_mode_says_what_autoregressive_decoding_says(
     make_engine: MakeEngine,
     prompts: list[tuple[int, ...]],

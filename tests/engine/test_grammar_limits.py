@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.grammar.spec import GrammarSpec
@@ -68,7 +68,6 @@ def test_an_object_of_a_thousand_optional_properties_is_served(grammars: Grammar
 
 
 @given(grammar=GRAMMARS)
-@settings(max_examples=60)
 def test_what_is_checked_and_found_good_compiles_and_what_is_refused_says_why(
     grammars: Grammars, checker_loop: Callable[[GrammarSpec], int], grammar: GrammarSpec
 ) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.grammar.library import check_grammar
@@ -73,7 +73,6 @@ def allowed_by(matcher: Matcher) -> list[int]:
 
 
 @given(grammar=GRAMMARS, data=st.data())
-@settings(max_examples=60)
 def test_a_state_depends_on_its_tokens_and_not_on_how_they_were_reached(
     bundled: Checkpoint, grammars: Grammars, grammar: GrammarSpec, data: st.DataObject
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.execution.input_packer import InputPacker
@@ -71,7 +71,6 @@ def rectangles(packed: ForwardBatch) -> list[torch.Tensor]:
 
 
 @given(batch_of_a_step(), st.booleans())
-@settings(max_examples=100)
 def test_everything_scheduled_stands_once_in_its_slot_at_its_position(
     step: tuple[list[ScheduledSequence], int], audit: bool
 ) -> None:
@@ -84,7 +83,6 @@ def test_everything_scheduled_stands_once_in_its_slot_at_its_position(
 
 
 @given(batch_of_a_step(), st.booleans())
-@settings(max_examples=100)
 def test_every_packed_position_is_found_again_in_the_rectangles(
     step: tuple[list[ScheduledSequence], int], audit: bool
 ) -> None:
@@ -96,7 +94,6 @@ def test_every_packed_position_is_found_again_in_the_rectangles(
 
 
 @given(batch_of_a_step())
-@settings(max_examples=100)
 def test_every_packed_position_is_attended_from_its_own_slot_over_all_it_may_see(
     step: tuple[list[ScheduledSequence], int],
 ) -> None:
@@ -114,7 +111,6 @@ def test_every_packed_position_is_attended_from_its_own_slot_over_all_it_may_see
 
 
 @given(batch_of_a_step(), st.booleans())
-@settings(max_examples=100)
 def test_logits_are_read_from_the_last_token_on_or_from_all_tokens_to_audit(
     step: tuple[list[ScheduledSequence], int], audit: bool
 ) -> None:
@@ -178,7 +174,6 @@ def test_a_position_sees_its_slot_up_to_itself(length: int) -> None:
 
 
 @given(batch_of_a_step())
-@settings(max_examples=100)
 def test_a_mask_stands_behind_its_draft_and_sees_that_and_its_own_row_alone(
     step: tuple[list[ScheduledSequence], int],
 ) -> None:
@@ -199,7 +194,6 @@ def test_a_mask_stands_behind_its_draft_and_sees_that_and_its_own_row_alone(
 
 
 @given(batch_of_a_step())
-@settings(max_examples=50)
 def test_attention_through_torch_sees_what_the_numbers_say(step: tuple[list[ScheduledSequence], int]) -> None:
     batch, active = step
     packed, _ = PACKER.pack(batch, active, audit=False)

@@ -10,7 +10,7 @@ import pytest
 from mars_ray.engine.kernels.compiler import FLAGS, SOURCE
 from mars_ray.engine.kernels.families import FAMILIES, KernelFamily, lack
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sanitizers
 PROGRAM = Path(__file__).with_name("kernel_numbers.cpp")
 CROSS = {"arm64": ("aarch64-linux-gnu-g++", "qemu-aarch64"), "x86_64": ("x86_64-linux-gnu-g++", "qemu-x86_64")}
 """Compiler and emulator of each architecture, by their names in Debian."""

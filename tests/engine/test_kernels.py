@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import (
@@ -203,7 +203,6 @@ def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quant
     assert (found - expected)[real].std() < 0.05 * expected[real].std()
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     data=st.data(),
     kind=st.sampled_from(FORMATS),

@@ -1,7 +1,7 @@
 """The tensors of the cache do what the plain lists of a shadow cache do."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen2Config
 
@@ -52,7 +52,6 @@ def operations_of(draw: st.DrawFn, slots: int, width: int) -> CacheOp:
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_copies_swaps_and_sizes_move_what_was_written(data: st.DataObject) -> None:
     cache, shadow, token = empty_cache(), ShadowCache(), 0
     batch: list[CacheOp] = [Resize(3, 4)]
@@ -72,7 +71,6 @@ def test_copies_swaps_and_sizes_move_what_was_written(data: st.DataObject) -> No
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=5))
-@settings(max_examples=30)
 def test_every_size_holds_numbers_and_at_least_what_was_asked_for(sizes: list[tuple[int, int]]) -> None:
     cache = empty_cache()
     for slots, width in sizes:

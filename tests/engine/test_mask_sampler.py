@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.adapter.sampler_head import SamplerHead
@@ -26,7 +26,6 @@ def _fused(*given: Any) -> Any:
 
 
 @pytest.mark.parametrize("sampler", [MaskSampler, _fused])
-@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5), seed=st.integers(0, 2**31))
 def test_each_mask_is_corrected_for_the_likeliest_token_before_it(sampler: Any, lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -100,7 +100,6 @@ def assert_as_the_oracle_says(output: Output, expected: DecodedSequence, decodin
     max_prefill_tokens=st.sampled_from((5, 17, 64, 512)),
     cancelled=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 20)), max_size=2),
 )
-@settings(max_examples=30)
 def test_every_sequence_equals_the_oracles_whatever_its_neighbours(
     arrivals: list[tuple[int, DecodeParams, int, int]],
     max_num_seqs: int,

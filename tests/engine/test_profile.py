@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -147,7 +147,6 @@ def test_a_profile_without_masks_or_without_forwards_gives_one_token() -> None:
 
 
 @given(FORWARDS, AUDITS)
-@settings(max_examples=60)
 def test_agreement_and_audited_tokens_are_what_loops_count(
     forwards: list[tuple[int, list[float]]], audits: list[tuple[list[float], list[bool]]]
 ) -> None:
@@ -182,7 +181,6 @@ def test_an_audit_of_nothing_counts_nothing(confidences: list[float], right: lis
 
 
 @given(FORWARDS, st.sets(st.integers(0, 19)))
-@settings(max_examples=50)
 def test_it_does_not_matter_when_observations_are_folded(
     forwards: list[tuple[int, list[float]]], folds: set[int]
 ) -> None:

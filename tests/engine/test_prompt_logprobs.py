@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.mode import Mode
@@ -35,7 +35,6 @@ def said(output: Output) -> list[float]:
     return [entry.chosen for entry in first.prompt_logprobs]
 
 
-@settings(max_examples=25)
 @given(data=st.data())
 def test_a_prompt_has_the_scores_of_a_plain_forward_in_any_company(
     bundled: Checkpoint, oracle: Checkpoint, prompts: Prompts, data: st.DataObject

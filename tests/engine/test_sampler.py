@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
@@ -70,7 +70,6 @@ def warped(logits_1V: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 @given(SEEDS, DRAWN)
-@settings(max_examples=150)
 def test_the_distribution_is_that_of_the_warpers_of_transformers(seed: int, sampling: SamplingParams) -> None:
     logits = random_logits(seed)
     p_1V = probabilities(logits.clone(), [sampling])
@@ -80,7 +79,6 @@ def test_the_distribution_is_that_of_the_warpers_of_transformers(seed: int, samp
 
 
 @given(SEEDS, st.lists(DRAWN, min_size=2, max_size=5))
-@settings(max_examples=50)
 def test_the_distribution_of_a_row_does_not_depend_on_the_other_rows(seed: int, sampling: list[SamplingParams]) -> None:
     logits = random_logits(seed, rows=len(sampling))
     together = probabilities(logits.clone(), sampling)
@@ -89,7 +87,6 @@ def test_the_distribution_of_a_row_does_not_depend_on_the_other_rows(seed: int, 
 
 
 @given(SEEDS, st.lists(st.tuples(DRAWN, st.floats(0, 0.999999)), min_size=2, max_size=5))
-@settings(max_examples=50)
 def test_the_draw_of_a_row_does_not_depend_on_the_other_rows(
     seed: int, rows: list[tuple[SamplingParams, float]]
 ) -> None:
@@ -100,7 +97,6 @@ def test_the_draw_of_a_row_does_not_depend_on_the_other_rows(
 
 
 @given(SEEDS, DRAWN)
-@settings(max_examples=60)
 def test_evenly_spread_draws_reproduce_the_distribution(seed: int, sampling: SamplingParams) -> None:
     logits, N = random_logits(seed), 1000
     p_V = probabilities(logits.clone(), [sampling])[0].double()
@@ -111,7 +107,6 @@ def test_evenly_spread_draws_reproduce_the_distribution(seed: int, sampling: Sam
 
 
 @given(SEEDS, DRAWN, st.sampled_from([0.0, 2.0**-53, 1 - 2.0**-53]))
-@settings(max_examples=60)
 def test_the_ends_of_the_unit_interval_draw_a_possible_token(
     seed: int, sampling: SamplingParams, number: float
 ) -> None:
@@ -121,7 +116,6 @@ def test_the_ends_of_the_unit_interval_draw_a_possible_token(
 
 
 @given(SEEDS, DRAWN)
-@settings(max_examples=30)
 def test_the_most_likely_token_has_the_smallest_draws(seed: int, sampling: SamplingParams) -> None:
     logits = random_logits(seed)
     assert draw(logits, [sampling], [0.0]).item() == logits.argmax().item()
@@ -193,7 +187,6 @@ PENALTIES = st.fixed_dictionaries(
 
 
 @given(SEEDS, st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8), TOKENS, TOKENS, PENALTIES)
-@settings(max_examples=100)
 def test_penalties_and_bias_are_those_of_transformers_and_of_loops_with_what_the_step_kept(
     seed: int, prompt: list[int], output: list[int], accepted: list[int], asked: dict[str, Any]
 ) -> None:
@@ -205,7 +198,6 @@ def test_penalties_and_bias_are_those_of_transformers_and_of_loops_with_what_the
 
 
 @given(SEEDS, TOKENS, TOKENS, PENALTIES, st.integers(0, 12))
-@settings(max_examples=60)
 def test_a_token_kept_in_this_step_counts_like_one_kept_before(
     seed: int, output: list[int], accepted: list[int], asked: dict[str, Any], min_tokens: int
 ) -> None:
@@ -269,7 +261,6 @@ def test_a_request_is_plain_when_the_most_likely_token_and_its_probability_suffi
 
 
 @given(SEEDS, st.lists(st.sampled_from(Metric), min_size=1, max_size=5))
-@settings(max_examples=40)
 def test_a_proposal_has_the_confidence_of_its_own_metric_and_knows_whether_the_model_foresaw_it(
     seed: int, metrics: list[Metric]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.families import KernelError
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sanitizers
 
 
 def sanitizers() -> str:

@@ -225,7 +225,7 @@ class Scheduling(RuleBasedStateMachine):
 
 
 def test_every_sequence_ends_once_and_its_slot_holds_what_was_scheduled_whatever_happens() -> None:
-    run_state_machine_as_test(Scheduling, settings=settings(max_examples=50, stateful_step_count=12))
+    run_state_machine_as_test(Scheduling, settings=settings(stateful_step_count=12))
 
 
 @given(
@@ -236,7 +236,6 @@ def test_every_sequence_ends_once_and_its_slot_holds_what_was_scheduled_whatever
     classes=st.sampled_from([ALONE, TWO, RANKED]),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=40)
 def test_a_rush_of_requests_on_a_small_cache_is_served_to_the_end(seed: int, **sizes: Any) -> None:
     machine = Scheduling()
     machine.start(max_waiting_seqs=6, **sizes)

@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -54,7 +54,6 @@ def seconds_of(model: StepTime, steps: list[StepWork]) -> np.ndarray:
 
 
 @given(MODELS, st.integers(0, 2**32 - 1))
-@settings(max_examples=50)
 def test_all_parts_of_synthetic_steps_are_recovered(model: StepTime, seed: int) -> None:
     steps = steps_of(seed)
     assert astuple(fit(steps, seconds_of(model, steps))) == pytest.approx(astuple(model), rel=1e-3)
@@ -76,14 +75,12 @@ def test_all_parts_of_synthetic_steps_are_recovered(model: StepTime, seed: int) 
         max_size=40,
     )
 )
-@settings(max_examples=80)
 def test_no_part_is_ever_negative_or_no_number(steps: list[tuple[StepWork, float]]) -> None:
     found = fit([work for work, _ in steps], np.array([seconds for _, seconds in steps]))
     assert all(0 <= part < np.inf for part in astuple(found))
 
 
 @given(MODELS, st.integers(0, 2**32 - 1), st.floats(100, 10_000))
-@settings(max_examples=50)
 def test_pauses_of_the_machine_leave_no_trace(model: StepTime, seed: int, times: float) -> None:
     steps = steps_of(seed)
     seconds = seconds_of(model, steps)

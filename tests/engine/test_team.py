@@ -12,7 +12,13 @@ from mars_ray.engine.kernels.compiler import FLAGS, SOURCE
 PROGRAM = Path(__file__).with_name("team.cpp")
 
 
-@pytest.mark.parametrize("sanitizer", [(), ("-fsanitize=thread",)], ids=["plain", "thread sanitizer"])
+@pytest.mark.parametrize(
+    "sanitizer",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(("-fsanitize=thread",), id="thread sanitizer", marks=pytest.mark.sanitizers),
+    ],
+)
 def test_teams_of_changing_size_meet_at_every_barrier(tmp_path: Path, sanitizer: tuple[str, ...]) -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:

@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
@@ -40,7 +40,6 @@ def answered(draw: st.DrawFn) -> Answered:
     return {place: each for place in draw(st.permutations(places)) if (each := draw(st.none() | answers))}
 
 
-@settings(max_examples=30)
 @given(answered())
 def test_the_figures_are_those_counted_one_answer_at_a_time(given: Answered) -> None:
     found = metrics_of(scores(given), "threshold 0.9", None, agreement=True)
@@ -80,7 +79,6 @@ def test_the_figures_are_those_counted_one_answer_at_a_time(given: Answered) -> 
     assert found.against_ar.difference == pytest.approx(found.accuracy - base.accuracy)
 
 
-@settings(max_examples=15)
 @given(answered(), st.randoms())
 def test_the_order_in_which_answers_come_changes_nothing(given: Answered, random: object) -> None:
     places = list(given)

@@ -4,11 +4,13 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import psutil
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.core.engine import Engine
@@ -47,6 +49,16 @@ class Output:
     def finished(self) -> Finished:
         assert len(self.endings) == 1, "a sequence ends exactly once"
         return self.endings[0]
+
+
+def engine_processes(pid: int) -> list[psutil.Process]:
+    """Return the engine processes that a process has started."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "mars-ray-engine":
+                found.append(process)
+    return found
 
 
 def bundled_checkpoint(**loading: Any) -> Checkpoint:

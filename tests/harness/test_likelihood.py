@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -36,7 +36,6 @@ texts = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(drawn=texts, likely=st.integers(0, 3), positions=st.sampled_from([1, 30, 10_000]))
 def test_likelihoods_are_those_of_a_softmax_at_each_token(
     network: PreTrainedModel, drawn: list[tuple[list[int], list[int]]], likely: int, positions: int

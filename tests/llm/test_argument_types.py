@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
@@ -241,7 +241,6 @@ JUNK = st.recursive(
 
 
 @given(value=JUNK)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_is_taken_or_is_an_error_of_ours(llm: LLM, value: Any) -> None:
     for convert in (as_conversations, as_conversation, as_tools, lambda value: encode_prompts(llm.tokenizer, value)):
         try:

@@ -13,9 +13,9 @@ from tests.machines import callers
 from tests.machines.endpoint import SECONDS, Endpoint
 from tests.machines.machines import WORK, Machine
 
-REPLICA, ENGINE = "^ray::ServeReplica:mars:Engine", "mars_ray.engine.process.worker"
+REPLICA, ENGINE = "^ray::ServeReplica:mars:Engine", "mars-ray-engine"
 CONTROLLER = "^ray::ControllerActor"
-"""How processes begin to name themselves: see `pgrep -f`."""
+"""How processes begin to name themselves: see `pgrep -f`, and `pgrep` for engines."""
 DUTY = "while [ -e slow ]; do kill -s STOP -- -1; sleep 0.05; kill -s CONT -- -1; sleep 0.05; done"
 
 

@@ -41,7 +41,7 @@ def test_under_load_an_engine_starts_on_a_machine_that_joins(endpoint: Endpoint,
         joins.join(head, num_cpus=1)
         joined_s = time.monotonic() - began_s
         whole_s = until(lambda: len(seen(endpoint)) == 2)
-        assert joins.processes("mars_ray.engine.process.worker")
+        assert joins.processes("mars_ray.engine.process.fork_server")
     print(
         f"\nscaled: an engine waits for a place after {waits_s:.0f} s; Ray is up on a new machine in {joined_s:.0f} s,"
     )

@@ -40,7 +40,7 @@ def test_callers_of_an_engine_that_hangs_are_answered_by_the_others_and_it_is_re
     before = seen(endpoint)
     lost = next(each for each in endpoint.nodes[1:] if each.processes(REPLICA))
     with asking(endpoint, endpoint.nodes, 60) as asked:
-        lost.run("pkill", "-STOP", "-f", ENGINE)
+        lost.run("pkill", "-STOP", ENGINE)
         whole_s = until(lambda: whole(endpoint) and seen(endpoint) != before)
     print(f"\nan engine hangs: {asked}; two engines after {whole_s:.0f} s")
     assert not asked.failed

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
@@ -90,7 +90,6 @@ def decode_plainly(network: PreTrainedModel, prompt: list[int], options: DecodeO
 
 
 @torch.no_grad()
-@settings(max_examples=60)
 @given(batch=prompts, asked=options)
 def test_it_decodes_as_the_plain_decoder_does_whatever_else_is_in_the_batch(
     network: PreTrainedModel, batch: list[list[int]], asked: DecodeOptions

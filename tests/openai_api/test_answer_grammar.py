@@ -71,7 +71,6 @@ WALKS = given(
 
 
 @WALKS
-@settings(max_examples=100, deadline=None)
 def test_a_required_call_is_accepted_by_its_tool(
     name: ToolParserName, tokens: bool, parameters: list[Any], parallel: bool, seed: int
 ) -> None:
@@ -80,7 +79,7 @@ def test_a_required_call_is_accepted_by_its_tool(
 
 @pytest.mark.slow
 @WALKS
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 def test_ten_thousand_required_calls_are_accepted_by_their_tools(
     name: ToolParserName, tokens: bool, parameters: list[Any], parallel: bool, seed: int
 ) -> None:
@@ -98,7 +97,6 @@ OPENINGS: dict[ToolParserName, list[str]] = {
 @pytest.mark.parametrize("name", CALL_FORMATS)
 @pytest.mark.parametrize("tokens", [True, False])
 @given(parameters=PARAMETERS, seed=st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
 def test_a_call_that_the_model_opens_is_accepted_by_its_tool(
     name: ToolParserName, tokens: bool, parameters: Any, seed: int
 ) -> None:
@@ -134,7 +132,6 @@ def test_text_without_a_call_is_free(name: ToolParserName, text: str) -> None:
 
 
 @given(seed=st.integers(0, 2**32), budget=st.integers(0, 5), begun=st.booleans(), required=st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_reasoning_ends_within_its_budget_and_a_call_may_follow(
     seed: int, budget: int, begun: bool, required: bool
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.completion_usage import CompletionUsage
 
@@ -155,7 +155,6 @@ def test_a_stream_cut_anywhere_says_what_the_whole_answer_says(
 
 
 @given(seed=st.integers(0, 2**32), budget=st.integers(0, 6), places=st.lists(st.integers(0)))
-@settings(max_examples=20, deadline=None)
 def test_a_scripted_model_reasons_within_its_budget_and_then_calls(seed: int, budget: int, places: list[int]) -> None:
     fields = {"tool_choice": "required", "thinking_token_budget": budget, "parallel_tool_calls": False}
     plan = plan_of(QWEN, in_reasoning=True, markers=vocabulary()[2], **fields)

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai import pydantic_function_tool
 from openai.lib._pydantic import to_strict_json_schema
@@ -119,7 +119,6 @@ def grammar_of_call(schema: dict[str, Any]) -> str:
     return answer_grammar(model, tools, None, None)
 
 
-@settings(max_examples=150, deadline=None)
 @given(ROOTS, st.integers(0, 2**32))
 def test_a_strict_answer_has_no_property_that_its_schema_does_not_list(schema: dict[str, Any], seed: int) -> None:
     before = deepcopy(schema)
@@ -128,7 +127,6 @@ def test_a_strict_answer_has_no_property_that_its_schema_does_not_list(schema: d
     assert schema == before
 
 
-@settings(max_examples=60, deadline=None)
 @given(ROOTS, st.integers(0, 2**32))
 def test_strict_arguments_have_no_property_that_their_schema_does_not_list(schema: dict[str, Any], seed: int) -> None:
     text, ended = walk(grammar_of_call(schema), Random(seed), markers=False)

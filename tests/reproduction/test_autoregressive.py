@@ -1,6 +1,6 @@
 """One token at a time with the reader of the baselines, against the reference decoder."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -11,7 +11,6 @@ from tests.factories.token_rows import MASK_ID
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 
 
-@settings(max_examples=20)
 @given(
     prompts=st.lists(prompt, max_size=3),
     max_tokens=st.integers(1, 20),

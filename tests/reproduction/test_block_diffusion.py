@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -108,7 +108,6 @@ def sees_by_hand(streams: DiffusionStreams, r: int, q: int, k: int) -> bool:
     return not streams.noisy_RS[r, k] and key_block <= query_block
 
 
-@settings(max_examples=50)
 @given(layout=layouts, block=blocks, seed=seeds)
 def test_the_mask_is_the_table_of_the_docstring(layout: list, block: int, seed: int) -> None:
     streams = streams_of(packed(layout), block, seed)
@@ -199,7 +198,6 @@ def slow_twin(
     return answer
 
 
-@settings(max_examples=40)
 @given(
     prompts=st.lists(prompt, max_size=2),
     block=blocks,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -16,7 +16,6 @@ from tests.factories.token_rows import MASK_ID
 prompt = st.lists(st.integers(0, MASK_ID - 1), min_size=1, max_size=9)
 
 
-@settings(max_examples=30)
 @given(
     prompts=st.lists(prompt, max_size=3),
     block=st.integers(1, 9),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -37,7 +37,6 @@ def random_heads(heads: int, network: PreTrainedModel, scale: float) -> MedusaHe
     return made
 
 
-@settings(max_examples=30)
 @given(
     prompts=st.lists(prompt, max_size=3),
     heads=st.integers(1, 5),

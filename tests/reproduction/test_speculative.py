@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -64,7 +64,6 @@ def slow_twin(
 
 
 @drafts
-@settings(max_examples=20)
 @given(
     prompts=st.lists(prompt, max_size=3),
     draft_length=st.integers(1, 6),
@@ -101,7 +100,6 @@ def test_a_target_that_trusts_no_mask_gives_the_tokens_of_autoregressive_decodin
 
 
 @drafts
-@settings(max_examples=25)
 @given(
     alone=prompt,
     draft_length=st.integers(1, 6),

@@ -24,7 +24,7 @@ from mars_ray.serve.deploy.environment import free_ports
 STALLS = Path(__file__).with_name("stalls")
 COMMAND = Path(sys.executable).with_name("mars-ray")
 GATEWAY, ENGINE, CONTROLLER = "ray::ServeReplica:mars:Gateway", "ray::ServeReplica:mars:Engine", "ray::ServeController"
-WORKER, TOKENIZER = "mars_ray.engine.process.worker", "mars_ray.serve.http.tokenizer_worker"
+WORKER, TOKENIZER = "mars-ray-engine", "mars_ray.serve.http.tokenizer_worker"
 STEP_SECONDS = 90
 CEILING = 0.99
 CLASSES = [{"name": "standard", "floor": 0.5}]
@@ -70,11 +70,11 @@ class Cluster:
         return "".join(path.read_text() for path in noted if path.exists())
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """Processes of this cluster whose command line holds `name`."""
+        """Processes of this cluster whose name is `name`, or whose command line holds it."""
         found = []
         for each in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                if name in " ".join(each.cmdline()):
+                if name == each.name() or name in " ".join(each.cmdline()):
                     found.append(each)
             except psutil.Error:
                 continue

@@ -1,51 +1,20 @@
-"""The bundled model and an endpoint that serves it, once for all tests; keys that the access middleware knows."""
+"""The bundled model, a cluster that serves it, and keys that the access middleware knows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
 
 from mars_ray.model.checkpoint import Checkpoint
 from tests.factories.engine import bundled_checkpoint
 from tests.serve.access_samples import KnownKeys
 from tests.serve.cluster_samples import CEILING, CLASSES, REQUESTS_MAX, SOON, Cluster, cluster, deploy_file
-from tests.serve.endpoint_samples import Served, config_of, served
 from tests.serve.key_samples import add_key, live_keys
 
 
 @pytest.fixture(scope="session")
 def bundled() -> Checkpoint:
     return bundled_checkpoint()
-
-
-@pytest.fixture(scope="session")
-def endpoint() -> Iterator[Served]:
-    """Without keys; tests must leave nothing in flight."""
-    with served(config_of()) as running:
-        yield running
-
-
-@dataclass(frozen=True)
-class Keyed:
-    """An endpoint with the keys of two callers, and OpenAI's client for each."""
-
-    served: Served
-    keys: tuple[str, str]
-    ada: OpenAI
-    bob: OpenAI
-
-
-@pytest.fixture(scope="session")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
-    """The bundled model knows no tools, so that a system message describes them."""
-    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    keys = add_key(path, "ada", "use"), add_key(path, "bob", "operate")
-    with served(config_of(keys=path, tool_call_parser="hermes")) as running:
-        clients = [OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) for key in keys]
-        with clients[0] as ada, clients[1] as bob:
-            yield Keyed(running, keys, ada, bob)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 import uvicorn
+from openai import OpenAI
 
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
@@ -98,6 +99,16 @@ class Served:
         """Sequences running and waiting in the engine, requests in the gateway."""
         state = self.run(self.engine.state())
         return state.running, state.waiting, sum(self.gateway.admission.in_flight.values())
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """An endpoint with the keys of two callers, and OpenAI's client for each."""
+
+    served: Served
+    keys: tuple[str, str]
+    ada: OpenAI
+    bob: OpenAI
 
 
 def config_of(**fields: Any) -> Any:

@@ -199,11 +199,10 @@ def test_a_key_of_another_gateway_works_within_a_second_and_both_share_the_log(s
     assert open_audit_log(storage).read(limit=1).events[0].by == "key:elsewhere"
 
 
-def test_an_endpoint_without_keys_has_none_to_change() -> None:
-    with served(config_of()) as running:
-        answer = httpx2.get(f"{running.url}/admin/keys")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_keys")
-        assert httpx2.get(f"{running.url}/admin/audit").json()["data"] == []
+def test_an_endpoint_without_keys_has_none_to_change(endpoint: Served) -> None:
+    answer = httpx2.get(f"{endpoint.url}/admin/keys")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_keys")
+    assert httpx2.get(f"{endpoint.url}/admin/audit").json()["data"] == []
 
 
 def test_keys_that_cannot_be_written_or_read_are_a_503_in_one_line_and_stay_in_force(

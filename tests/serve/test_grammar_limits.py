@@ -63,7 +63,6 @@ def test_a_schema_that_costs_too_much_is_a_400_that_says_so(endpoint: Served, na
 
 
 @pytest.mark.usefixtures("memory")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=SCHEMAS)
 def test_any_schema_ends_in_an_answer_or_a_400(endpoint: Served, schema: Any) -> None:
     answered_or_refused(endpoint, schema)
@@ -77,7 +76,7 @@ def test_forty_hostile_schemas_end_in_an_answer_or_a_400(endpoint: Served) -> No
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("memory")
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS | st.integers(0, 10**9).map(lambda seed: json.loads(next(hostile_schemas(1, seed)))))
 def test_two_thousand_random_schemas_end_in_an_answer_or_a_400(endpoint: Served, schema: Any) -> None:
     answered_or_refused(endpoint, schema)

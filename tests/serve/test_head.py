@@ -6,9 +6,8 @@ import httpx2
 import pytest
 
 from mars_ray.web.pages import open_paths
-from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import check_error, http
-from tests.serve.endpoint_samples import Served
+from tests.serve.endpoint_samples import Keyed, Served
 
 PAGES = sorted(open_paths())
 HEALTH = ["/health", "/healthz", "/ping", "/readyz", "/version"]

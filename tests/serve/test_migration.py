@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.data.chat import ChatEncoder
@@ -109,7 +109,6 @@ def answers(
     mode=st.sampled_from([Mode.AR, Mode.EXACT]),
     lives=st.lists(st.integers(1, 20), min_size=1, max_size=3),
 )
-@settings(max_examples=40)
 def test_an_answer_cut_anywhere_goes_on_as_if_nothing_had_happened(
     which: int,
     sampling: SamplingParams,

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from mars_ray.cli.models import models_app
+from mars_ray.platform.cli.models import models_app
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import RequestError, ResponseNotFoundError, UnavailableError
@@ -45,7 +45,6 @@ PUTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PUTS)
 def test_what_is_kept_is_the_newest_within_the_bounds(puts: list[tuple[str, int, int]]) -> None:
     now = [0.0]

@@ -29,9 +29,8 @@ from mars_ray.platform.api_forms import api_of
 from mars_ray.serve.http.generation import Generation, NumberedChunk, answer_events
 from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.middleware.exchange import Exchange
-from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
-from tests.serve.endpoint_samples import ANSWER, MESSAGES
+from tests.serve.endpoint_samples import ANSWER, MESSAGES, Keyed
 from tests.serve.request_samples import RESPONSES
 from tests.serve.tool_samples import WEATHER
 

@@ -68,7 +68,7 @@ def test_the_sockets_of_an_engine_are_a_pair_and_nothing_of_ours_listens_or_conn
         if name.split(".")[-1] in names
         or (name.endswith("open_connection") and [word.arg for word in call.keywords] != ["sock"])
     }
-    own = {("serve/ray/run_endpoint.py", "connect"), ("serve/http/response_store.py", "sqlite3.connect")}
+    own = {("serve/ray/run_endpoint.py", "connect"), ("platform/responses/response_store.py", "sqlite3.connect")}
     assert found == own, "one is of ray_cluster, one opens a file"
     assert "socket.socketpair" in {name for name, _ in calls_in(SOURCES["engine/process/async_engine.py"])}
 

@@ -7,9 +7,8 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from mars_ray.platform.responses.response_store import DAY_SECONDS, ResponseStore
-from tests.serve.conftest import Keyed
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
-from tests.serve.endpoint_samples import ANSWER, MESSAGES
+from tests.serve.endpoint_samples import ANSWER, MESSAGES, Keyed
 from tests.serve.request_samples import RESPONSES
 from tests.serve.tool_samples import WEATHER
 

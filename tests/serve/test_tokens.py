@@ -13,7 +13,7 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError
@@ -197,7 +197,6 @@ PARTS = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PARTS, min_size=3, max_size=3))
 def test_no_text_with_two_dots_is_let_in_or_an_error_of_the_server(door: Door, parts: list[str]) -> None:
     assert door.status(".".join(parts)) == 401

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import QueueFullError, UnavailableError
@@ -113,7 +113,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_spool, "LONGEST_RETRY_S", 0.001)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.lists(st.integers(1, 10), min_size=1, max_size=60),

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
@@ -65,7 +65,6 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(batches)
 def test_each_record_counts_once_through_kills_lost_replies_and_a_second_ledger(
     given: list[tuple[int, list[tuple[int, str]], str, int, float]],

@@ -160,7 +160,6 @@ budget_steps = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(budget_steps, st.integers(1, 200), st.integers(1, 300))
 def test_no_day_and_no_month_spends_more_than_its_budget(
     given: list[tuple[str, int, float, str]], day_limit: int, month_limit: int

@@ -5,7 +5,7 @@ from math import ceil
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.control_settings import ControlPlan
@@ -39,7 +39,6 @@ arrivals = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers
     plan=st.sampled_from([FIXED, CLASSES, CAPACITY]),
     fleet=st.sampled_from([nullcontext, in_ticks]),
 )
-@settings(max_examples=40)
 def test_every_request_ends_or_is_refused_and_every_token_of_it_is_written(
     arrivals: list[Arrival],
     replicas: int,

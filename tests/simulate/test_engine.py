@@ -22,6 +22,8 @@ from mars_ray.simulate.machine import Machine
 from tests.factories.engine import bundled_checkpoint
 from tests.simulate.simulation_samples import run
 
+pytestmark = pytest.mark.fidelity
+
 THRESHOLD, ROWS = 0.9, 6
 TIMES = StepTime(
     fixed_s=0.0015,

@@ -11,7 +11,7 @@ from tests.vllm.test_simulated_steps import MadeUpNetwork, PagedRequest, network
 
 
 @given(networks, prompts, st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 def test_the_log_tells_how_each_forward_came_to_its_tokens(
     network: MadeUpNetwork, prompts: list[list[int]], seed: int
 ) -> None:

@@ -122,7 +122,7 @@ def decode(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, max
 
 
 @given(networks, prompts, blocks, chunks, st.sampled_from([0.0, 0.3, 0.7, 1.0]))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_a_batch_decodes_the_tokens_of_the_plain_rule_in_as_many_steps(network, prompts, block, chunk, threshold):
     requests = [PagedRequest(prompt, block - 1, threshold, block) for prompt in prompts]
     decode(network, requests, chunk)
@@ -133,7 +133,7 @@ def test_a_batch_decodes_the_tokens_of_the_plain_rule_in_as_many_steps(network, 
 
 
 @given(networks, prompts, blocks, chunks)
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 def test_at_threshold_1_the_tokens_are_those_of_decoding_one_at_a_time(network, prompts, block, chunk):
     requests = [PagedRequest(prompt, block - 1, 1.0, block) for prompt in prompts]
     decode(network, requests, chunk)
@@ -145,7 +145,7 @@ def test_at_threshold_1_the_tokens_are_those_of_decoding_one_at_a_time(network, 
 
 
 @given(networks, prompts, st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 def test_requests_with_blocks_and_thresholds_of_their_own_do_not_mix(network, prompts, seed):
     chance = random.Random(seed)
     requests = []

@@ -11,6 +11,8 @@ from tests.samples import Cli
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
 from tests.web.test_playground import give_key
 
+pytestmark = pytest.mark.browser
+
 SIMULATED = """async (replicas) => {
   const { take, draw } = await import("/web/cluster.js");
   const figures = ["load", "threshold", "block", "tokens_s", "tokens_per_forward", "agreement", "queue"];

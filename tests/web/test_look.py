@@ -16,6 +16,8 @@ from tests.web.simulated import events
 from tests.web.test_cluster import watched
 from tests.web.test_playground import PROMPT, ask, ended, opened
 
+pytestmark = pytest.mark.browser
+
 TAKE = """async (events) => {
   const { take } = await import("/web/cluster.js");
   events.forEach(take);
@@ -71,7 +73,6 @@ def test_the_playground_has_no_violation_as_it_opens(page: Page, locked: Served,
     assert violations(page) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("shown", [playground, cluster], ids=["playground", "cluster"])
@@ -94,7 +95,6 @@ def test_a_page_has_no_violation_and_no_sideways_scrolling(
         context.close()
 
 
-@pytest.mark.slow
 def test_the_dialogs_have_no_violation(page: Page, locked: Served, keys: dict[str, str]) -> None:
     page.goto(f"{locked.url}/cluster")
     expect(page.locator("#key-dialog")).to_be_visible()

@@ -16,6 +16,8 @@ from tests.evaluation.evaluate_samples import figures, question, results
 from tests.evaluation.test_evaluation_page import shown
 from tests.web.test_look import pictured, violations
 
+pytestmark = pytest.mark.browser
+
 
 def job() -> str:
     return job_page(FULL)
@@ -89,7 +91,6 @@ def test_the_report_of_a_job_has_no_violation(page: Page, tmp_path: Path) -> Non
     assert violations(page) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("report", [job, evaluation])

@@ -21,6 +21,7 @@ from pathlib import Path
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.adapter_store import AdapterStore
 from mars_ray.engine.process.chunk_stream import ChunkStream
+from mars_ray.engine.process.engine_process import EngineProcess
 from mars_ray.engine.process.grammar_checker import GrammarChecker
 from mars_ray.engine.process.grammar_store import GrammarStore
 from mars_ray.engine.process.messages import (
@@ -31,6 +32,7 @@ from mars_ray.engine.process.messages import (
     EngineFacts,
     EngineSpec,
     Failed,
+    Launch,
     Order,
     Prepared,
     Refused,
@@ -60,10 +62,6 @@ UNLIMITED = sys.maxsize
 STEP_SECONDS = 300
 """Maximum duration of a step. An engine that takes longer counts as hung."""
 
-SPIN = {"GOMP_SPINCOUNT": "1000"}
-"""Spin count of waiting OpenMP threads, about 50 microseconds. By default they spin for many milliseconds; with other
-processes on the machine they would then occupy the core that the awaited thread needs."""
-
 LOST = "the engine stopped before the request ended."
 HUNG = "the engine hangs because of this request, which is not retried on another engine. Change the request."
 TELL_SECONDS = 1.0
@@ -86,7 +84,7 @@ class AsyncEngine:
         self._states: deque[asyncio.Future[EngineState]] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: EngineProcess | None = None
         self._watching: asyncio.Task[None] | None = None
         self._adapters = AdapterStore(self._order, adapter_memory_gib)
         self._grammars: GrammarStore | None = None
@@ -107,11 +105,7 @@ class AsyncEngine:
         engine = cls(ours, adapter_memory_gib=spec.options.adapter_memory_gib)
         try:
             with theirs:
-                engine._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "mars_ray.engine.process.worker", str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
-                    env=SPIN | os.environ | {"OMP_NUM_THREADS": str(spec.threads)},
-                )
+                engine._process = await EngineProcess.start(theirs)
             return engine, await engine._started(spec, step_seconds)
         except BaseException:  # also when the caller is cancelled
             await engine.close()
@@ -183,7 +177,7 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Kill the engine. Open streams end with a `ReplicaLostError`."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
         for task in (self._reading, self._watching):
             if task is not None:
@@ -202,7 +196,8 @@ class AsyncEngine:
     async def _started(self, spec: EngineSpec, step_seconds: int) -> EngineFacts:
         reader = await self._connect()
         assert self._writer is not None
-        self._writer.write(frame(spec))
+        environment = os.environ | {"OMP_NUM_THREADS": str(spec.threads)}
+        self._writer.write(frame(Launch(spec, environment)))
         event = await read_message(reader)
         if not isinstance(event, Started):
             raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
@@ -272,8 +267,7 @@ class AsyncEngine:
         if (suspect := self._suspect()) is not None:
             self._streams.pop(suspect).fail(EngineHungError(HUNG))
             await asyncio.sleep(TELL_SECONDS)
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
 
     async def _steps(self, seconds: int) -> bool:
         """Return whether the current step ends in time. Raises `ReplicaLostError`."""

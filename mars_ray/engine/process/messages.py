@@ -40,6 +40,14 @@ class EngineSpec:
     """Adapter folders by the names that requests use; None is the key of the default adapter."""
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """First order: start this engine, with these environment variables."""
+
+    spec: EngineSpec
+    environment: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """Constants of a running engine."""

@@ -13,7 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
+import torch
+
+from mars_ray.adapter.card import unnamed
+from mars_ray.engine.choose_engine import choose_engine
 from mars_ray.engine.core.decoding_engine import DecodingEngine
+from mars_ray.engine.core.load import best_device
+from mars_ray.engine.core.start import start_engine
 from mars_ray.engine.grammar.library import GrammarTokenizer
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.options import modelled_step_time
@@ -28,6 +34,7 @@ from mars_ray.engine.process.messages import (
     Failed,
     Forget,
     ForgetAdapter,
+    Launch,
     LoadAdapter,
     Order,
     OrderSocket,
@@ -39,6 +46,8 @@ from mars_ray.engine.process.messages import (
     UseAdapters,
 )
 from mars_ray.errors import GrammarError, MarsRayError, ReplicaLostError, StepError
+from mars_ray.model.folder import check_folder
+from mars_ray.model.token_bytes import token_bytes
 
 log = logging.getLogger(__name__)
 
@@ -141,17 +150,22 @@ def _step(engine: DecodingEngine, orders: OrderSocket, alive: dict[str, int], co
                 collector.forget(chunk.request_id)
 
 
-def main(descriptor: int) -> None:
-    """Start the engine that the first message on the inherited socket describes, and serve it."""
+def main(descriptor: int, parent: int) -> None:
+    """Start the engine that the first message on a socket describes, and serve it. `parent` is a process id."""
     if sys.platform == "linux":  # makes the kernel end this process with its parent, even during a step that hangs
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
     os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, so that running requests may finish
     orders = OrderSocket(socket.socket(fileno=descriptor))
-    spec = orders.receive()
-    assert isinstance(spec, EngineSpec)
+    launch = orders.receive()
+    if launch is None:
+        return
+    assert isinstance(launch, Launch)
+    os.environ.clear()
+    os.environ.update(launch.environment)
     try:
-        engine, facts = _start(spec)
+        engine, facts = _start(launch.spec)
         started = Started(facts, _grammar_tokenizer(engine))
     except MarsRayError as error:
         orders.send(Failed(error))
@@ -161,15 +175,6 @@ def main(descriptor: int) -> None:
 
 
 def _start(spec: EngineSpec) -> tuple[DecodingEngine, EngineFacts]:
-    import torch
-
-    from mars_ray.adapter.card import unnamed
-    from mars_ray.engine.choose_engine import choose_engine
-    from mars_ray.engine.core.load import best_device
-    from mars_ray.engine.core.start import start_engine
-    from mars_ray.model.folder import check_folder
-    from mars_ray.model.token_bytes import token_bytes
-
     torch.set_num_threads(spec.threads)
     device = best_device()
     model = check_folder(spec.folder, spec.dtype, device)
@@ -197,7 +202,3 @@ def _grammar_tokenizer(engine: DecodingEngine) -> GrammarTokenizer | None:
     except GrammarError as error:
         log.warning("%s", error)
         return None
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

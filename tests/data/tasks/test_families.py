@@ -2,7 +2,7 @@ import random
 from functools import cache
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mars_ray.data.tasks import FAMILIES, Family, TaskExample, is_right_answer
@@ -56,7 +56,6 @@ EDIT_CHARACTERS = "023456789bcdefghijklmnopqrstuvwxyzBCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @EACH
-@settings(max_examples=60, deadline=None)
 @given(
     index=st.integers(0, DRAWS - 1),
     where=st.floats(0, 1, exclude_max=True),
@@ -75,7 +74,6 @@ def test_one_letter_or_digit_changed_makes_a_response_wrong(
 
 
 @EACH
-@settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=60))
 @example(text="")
 @example(text="[" * 100_000)
