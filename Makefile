@@ -5,6 +5,8 @@ VLLM_VENV := .venv-vllm
 LOWEST_VENV := .venv-lowest
 CLIENTS_VENV := .venv-clients
 BIN := $(VENV)/bin
+# Otherwise, each of the hundreds of processes that tests start compiles the modules again.
+unexport PYTHONDONTWRITEBYTECODE
 TESTS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
 
 .PHONY: demo test test-nightly test-slow test-all test-vllm test-lowest test-clients check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \

@@ -38,7 +38,7 @@ from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
 from mars_ray.measure import machine
 
-TARGETS = ("driver", "ray::CountingDecoder", "ray::MapWorker", "mars-ray-engine")
+TARGETS = ("driver", "ray::CountingDecoder", "mars-ray-engine")
 POLL_S = 0.2
 
 

@@ -29,7 +29,7 @@ from mars_ray.batch.rows.row_tables import RowResult, as_json, to_table
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.measure import machine
 
-PARTS = {"reader": "ray::Read", "worker": "ray::Decoder", "blocks": "ray::MapWorker"}
+PARTS = {"reader": "ray::Read", "worker": "ray::Decoder"}
 POLL_S = 0.5
 
 

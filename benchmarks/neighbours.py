@@ -26,7 +26,7 @@ from mars_ray.cli.shared import write_json
 from mars_ray.engine.core.start import start_engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.process.async_engine import SPIN
+from mars_ray.engine.process.engine_process import SPIN
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.measure import machine, spread
 from mars_ray.model.folder import check_folder

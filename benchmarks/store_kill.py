@@ -39,7 +39,7 @@ from mars_ray.measure import machine
 from mars_ray.storage.location import locate, locate_url
 
 SERVER = Path(__file__).with_name("s3_server.py")
-TARGETS = ("driver", "ray::MapWorker", "store", "mars-ray-engine")
+TARGETS = ("driver", "ray::Decoder", "store", "mars-ray-engine")
 POLL_S = 0.5
 BUCKET = "s3://measured"
 STARTS_S = 120.0

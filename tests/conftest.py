@@ -17,6 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from mars_ray.cli.main import main
+from mars_ray.installed import HAS_PLATFORM
 from mars_ray.storage.location import locate_url
 from tests.factories.networks import network_of_rows
 from tests.factories.tokenizers import save_chat_model
@@ -32,6 +33,9 @@ for profile, examples in {"default": 15, "nightly": 200}.items():
         profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Without the folder of the platform, the core's tests must pass.
+collect_ignore = [] if HAS_PLATFORM else ["platform"]
 
 # `make test` runs two processes on two cores: a thread each, for them and for what they start.
 torch.set_num_threads(1)
@@ -64,7 +68,11 @@ def _uses_cluster(item: pytest.Item | None) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with Ray, which takes longest, and there with those that share a cluster."""
+    """Begin with Ray, which takes longest, and there with those that share a cluster. Skip tests that need the platform
+    where its folder is gone."""
+    for item in items:
+        if not HAS_PLATFORM and item.get_closest_marker("platform"):
+            item.add_marker(pytest.mark.skip(reason="needs the platform"))
     items.sort(key=lambda item: (item.get_closest_marker("ray") is None, not _uses_cluster(item)))
 
 

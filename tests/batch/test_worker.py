@@ -51,8 +51,8 @@ class Mortal(AsyncEngine):
             first = asyncio.ensure_future(anext(chunks))
             if POISON in request.prompt:
                 await self.state()  # the request is in the engine now
-                assert self._process is not None
-                self._process.kill()
+                assert self.process is not None
+                self.process.kill()
                 Mortal.deaths += 1
             yield await first
             async for chunk in chunks:

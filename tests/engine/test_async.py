@@ -227,8 +227,8 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
         try:
             stream = engine.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))
             await anext(stream)
-            assert engine._process is not None
-            os.kill(engine._process.pid, how)
+            assert engine.process is not None
+            os.kill(engine.process.pid, how)
             with pytest.raises((ReplicaLostError, EngineHungError)):
                 async for _ in stream:
                     pass
@@ -242,10 +242,10 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
 
 async def ends_of(engine: AsyncEngine, *requests: Request) -> list[type[BaseException]]:
     """Send requests to an engine that hangs, and return the errors they end with."""
-    assert engine._process is not None
+    assert engine.process is not None
     while engine._states or not engine._asks:  # what is sent behind a question that is not answered does not arrive
         await engine.state()
-    os.kill(engine._process.pid, signal.SIGSTOP)
+    os.kill(engine.process.pid, signal.SIGSTOP)
     ends = await asyncio.gather(*(read(engine, each) for each in requests), return_exceptions=True)
     return [type(each) for each in ends]  # type: ignore[misc]
 

@@ -225,16 +225,16 @@ def test_two_hundred_hostile_schemas_end_in_an_answer_or_a_refusal_and_take_litt
 
     async def test() -> None:
         engine, _ = await AsyncEngine.start(spec())
-        assert engine._process is not None
+        assert engine.process is not None
         try:
             await _answered(engine, -1, json.dumps({"type": "integer"}))
-            before = memory_mib(engine._process.pid)
+            before = memory_mib(engine.process.pid)
             for number, text in enumerate(hostile_schemas(200)):
                 try:
                     await _answered(engine, number, text)
                 except GrammarError as error:
                     assert len(str(error)) < 500
-                assert memory_mib(engine._process.pid) - before < 300
+                assert memory_mib(engine.process.pid) - before < 300
         finally:
             await engine.close()
 

@@ -178,11 +178,6 @@ def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_the_network(name:
     assert (found - exact)[real].square().mean() <= 1.2 * (theirs - exact)[real].square().mean()
 
 
-def test_embeddings_are_scaled_by_a_number_of_the_dtype_of_the_network() -> None:
-    decoder = Stand(network_of(CONFIGS["gemma2"], torch.bfloat16)).decoder
-    assert decoder._model.embedding_scale == 13.875  # the square root of 192 is 13.856
-
-
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_logits_are_near_those_of_a_network_with_rounded_weights(quantize: Quantize, family: str) -> None:
     # Rounded inputs change the logits of a wide random network more, so this one is as narrow as groups allow.

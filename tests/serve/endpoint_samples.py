@@ -151,7 +151,7 @@ def served(
             lease = Lease("test", plan, control.clock, price_per_hour=config.engine.replica_price)
             surrounding: Any = None
             if HAS_PLATFORM:
-                from tests.serve.platform_samples import surround
+                from tests.platform.platform_samples import surround
 
                 surrounding = surround(config, wrap(client), control, folder, stored, wrap_meter)
                 gateway = surrounding.gateway

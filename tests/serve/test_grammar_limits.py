@@ -41,7 +41,7 @@ def answered_or_refused(endpoint: Served, schema: Any) -> None:
 
 def memory_mib(endpoint: Served) -> float:
     """Return the memory of the engine's process."""
-    process = endpoint.engine._process
+    process = endpoint.engine.process
     assert process is not None
     status = Path(f"/proc/{process.pid}/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) / 1024

@@ -15,10 +15,9 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.translate import check_limits
-from mars_ray.platform.anthropic.api_form import uses_messages_api
 from tests.serve.endpoint_clients import MODEL, check_anthropic_error, check_error, http
 from tests.serve.endpoint_samples import MESSAGES, Served
-from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST
+from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH
 
 BODIES: dict[str, type[GenerateRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 
@@ -107,7 +106,7 @@ def test_an_effort_of_reasoning_is_accepted_without_effect(plain: httpx2.Client,
 @pytest.mark.parametrize("name", ["temprature", "chat_template_", "Model", "__class__", ""])
 def test_an_unknown_field_is_refused_by_name(plain: httpx2.Client, path: str, name: str) -> None:
     refused = plain.post(path, json=LEAST[path] | {name: 1})
-    if uses_messages_api(path):
+    if path.startswith(MESSAGES_PATH):
         assert repr(name) in check_anthropic_error(refused, 400)
     else:
         assert repr(name) in check_error(refused, 400, param=name, code="unknown_parameter")
@@ -117,7 +116,7 @@ def test_an_unknown_field_is_refused_by_name(plain: httpx2.Client, path: str, na
 @pytest.mark.parametrize("name", ["chat_template", "chat_template_kwargs"])
 def test_no_route_takes_a_chat_template(plain: httpx2.Client, path: str, name: str) -> None:
     refused = plain.post(path, json=LEAST[path] | {name: CHANGING[name]})
-    if uses_messages_api(path):
+    if path.startswith(MESSAGES_PATH):
         assert name in check_anthropic_error(refused, 400)
     else:
         check_error(refused, 400, param=name, code="unsupported_parameter" if path in BODIES else "unknown_parameter")

@@ -85,7 +85,7 @@ def mortal() -> Iterator[Served]:
 
 def test_an_engine_that_is_killed_ends_every_answer_with_an_error(mortal: Served) -> None:
     fields: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-    process = mortal.engine._process
+    process = mortal.engine.process
     assert process
     with (
         OpenAI(base_url=f"{mortal.url}/v1", api_key="none", max_retries=0) as client,

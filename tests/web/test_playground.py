@@ -139,7 +139,7 @@ def test_stop_stops_the_engine_within_a_step(page: Page, locked: Served, keys: d
     page.locator("#mode-a").select_option("ar")
     ask(page, "Count.")
     expect(page.locator(".token").nth(3)).to_be_attached()
-    engine = locked.engine._process
+    engine = locked.engine.process
     assert engine and locked.in_flight()[0] == 1
     os.kill(engine.pid, signal.SIGSTOP)
     try:

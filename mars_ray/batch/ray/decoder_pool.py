@@ -10,7 +10,6 @@ Processes that only pass on blocks do not import torch, which saves 300 MB and a
 import asyncio
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -102,52 +101,43 @@ def answered_blocks(
 ) -> Iterator[pa.Table]:
     """Yield the results of the blocks in the order in which they arrive, with up to `at_once` blocks under way.
 
-    `row_format` holds the pickled settings of the row format. Raises the errors of `blocks` and `DecoderPool.answer`.
+    `row_format` holds the pickled settings of the row format. If the caller stops early, no further block is read.
+    Raises the errors of `blocks` and `DecoderPool.answer`.
     """
-    # One thread reads blocks and another one runs the pool, so an answer never waits for a block that is slow to read.
-    pool = DecoderPool(decoders)
-    loop = asyncio.new_event_loop()
-    ended = asyncio.Event()
+    wanted = True
     room = threading.Semaphore(at_once)
-    answers = SimpleQueue[Future[pa.Table]]()
-    all_sent: Future[pa.Table] = Future()
-    sent = arrived = 0
-    reading = True
+    unread = iter(blocks)
+    answers = SimpleQueue[pa.Table | BaseException | None]()
 
-    def run_pool() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(ended.wait())
+    def read() -> pa.Table | None:
+        room.acquire()
+        return next(unread, None) if wanted else None
 
-    def send() -> None:
-        nonlocal sent
+    async def send() -> None:
+        pool = DecoderPool(decoders)
+
+        async def answer(block: pa.Table) -> None:
+            answers.put(await pool.answer(block, row_format))
+
         try:
-            for block in blocks:
-                room.acquire()
-                if not reading:
-                    return
-                sent += 1
-                asyncio.run_coroutine_threadsafe(pool.answer(block, row_format), loop).add_done_callback(answers.put)
-            all_sent.set_result(None)
-        except BaseException as error:
-            all_sent.set_exception(error)
-        answers.put(all_sent)
+            async with asyncio.TaskGroup() as group:
+                # Blocks are read in a thread, so no answer waits for a block that is slow to read.
+                while (block := await asyncio.to_thread(read)) is not None:
+                    group.create_task(answer(block))
+            answers.put(None)
+        except BaseExceptionGroup as errors:
+            answers.put(errors.exceptions[0])
 
-    for name, target in (("decoders", run_pool), ("blocks", send)):
-        threading.Thread(target=target, name=name, daemon=True).start()
+    threading.Thread(target=lambda: asyncio.run(send()), name="decoders", daemon=True).start()
     try:
-        while reading or arrived < sent:
-            answer = answers.get()
-            table = answer.result()
-            if answer is all_sent:
-                reading = False
-            else:
-                arrived += 1
-                room.release()
-                yield table
+        while (answer := answers.get()) is not None:
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
+            room.release()
     finally:
-        reading = False
+        wanted = False
         room.release()
-        loop.call_soon_threadsafe(ended.set)
 
 
 class DecoderPool:

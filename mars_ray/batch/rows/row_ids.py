@@ -10,6 +10,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any, Self
@@ -66,13 +67,11 @@ class RowIdAssigner:
             raise RunError(f"Cannot count ids in a temporary file: {error}. Make room, or set TMPDIR.") from error
 
     def _row_id(self, raw: bytes) -> RowId:
-        try:
-            fields = parse_object(raw)
-            own_id = _usable_id(fields, self._column)
-            id = _content_hash(raw, fields) if own_id is None else own_id
-        except BadRecordError:
-            own_id = None
-            id = _hash(raw)
+        columns = None
+        with suppress(BadRecordError):
+            columns = parse_object(raw)
+        own_id = None if columns is None else _usable_id(columns, self._column)
+        id = _content_hash(raw, columns) if own_id is None else own_id
         kind = "made" if own_id is None else "given"
         times = self._count(_key(kind, 1, id))
         return RowId(
@@ -120,16 +119,13 @@ def id_in(fields: dict[str, Any], column: str) -> str | None:
     return str(value)
 
 
-def _content_hash(raw: bytes, columns: dict[str, Any]) -> str:
+def _content_hash(raw: bytes, columns: dict[str, Any] | None) -> str:
     """Return a hash of the row's columns, without null columns. The order of the columns does not matter."""
-    fields = {name: value for name, value in columns.items() if value is not None}
-    try:
-        return _hash(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
-    except RecursionError:
-        return _hash(raw)
-
-
-def _hash(content: bytes) -> str:
+    content = raw
+    if columns is not None:
+        fields = {name: value for name, value in columns.items() if value is not None}
+        with suppress(RecursionError):
+            content = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(content).hexdigest()[:ID_DIGITS]
 
 

@@ -84,7 +84,8 @@ class AsyncEngine:
         self._states: deque[asyncio.Future[EngineState]] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._process: EngineProcess | None = None
+        self.process: EngineProcess | None = None
+        """The process of the engine, if this object has started it."""
         self._watching: asyncio.Task[None] | None = None
         self._adapters = AdapterStore(self._order, adapter_memory_gib)
         self._grammars: GrammarStore | None = None
@@ -105,7 +106,7 @@ class AsyncEngine:
         engine = cls(ours, adapter_memory_gib=spec.options.adapter_memory_gib)
         try:
             with theirs:
-                engine._process = await EngineProcess.start(theirs)
+                engine.process = await EngineProcess.start(theirs)
             return engine, await engine._started(spec, step_seconds)
         except BaseException:  # also when the caller is cancelled
             await engine.close()
@@ -177,8 +178,8 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Kill the engine. Open streams end with a `ReplicaLostError`."""
-        if self._process is not None:
-            self._process.kill()
+        if self.process is not None:
+            self.process.kill()
         for task in (self._reading, self._watching):
             if task is not None:
                 task.cancel()
@@ -187,8 +188,8 @@ class AsyncEngine:
             self._writer.close()
         else:
             self._socket.close()
-        if self._process is not None:
-            await self._process.wait()
+        if self.process is not None:
+            await self.process.wait()
         self._lose()
         if self._grammars is not None:
             await self._grammars.close()
@@ -215,7 +216,7 @@ class AsyncEngine:
     def _grammar_of(self, request: Request) -> AbstractAsyncContextManager[None]:
         """Keep the grammar of a request compiled in the engine during the `with` block."""
         grammar = request.sampling.grammar
-        if grammar is None or self._process is None:
+        if grammar is None or self.process is None:
             return nullcontext()
         if self._grammars is None:
             raise GrammarError("this model supports no grammars, because its tokenizer is not a fast tokenizer.")
@@ -257,7 +258,7 @@ class AsyncEngine:
         self._lose()
 
     async def _end_if_hung(self, step_seconds: int) -> None:
-        assert self._process is not None
+        assert self.process is not None
         try:
             while await self._steps(step_seconds):
                 await asyncio.sleep(1)
@@ -267,7 +268,7 @@ class AsyncEngine:
         if (suspect := self._suspect()) is not None:
             self._streams.pop(suspect).fail(EngineHungError(HUNG))
             await asyncio.sleep(TELL_SECONDS)
-        self._process.kill()
+        self.process.kill()
 
     async def _steps(self, seconds: int) -> bool:
         """Return whether the current step ends in time. Raises `ReplicaLostError`."""

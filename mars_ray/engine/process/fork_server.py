@@ -101,8 +101,8 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.fchdir(folder)
-            os.dup2(output, sys.__stdout__.fileno())
-            os.dup2(errors, sys.__stderr__.fileno())
+            os.dup2(output, 1)
+            os.dup2(errors, 2)
             for file in (line, folder, output, errors):
                 os.close(file)
             for connection in (self._control, self._ended, self._waking, *self._lines.values()):

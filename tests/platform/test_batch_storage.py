@@ -17,8 +17,8 @@ from openai.types.batch import Batch
 from upath import UPath
 
 from mars_ray.storage import driver_lease
+from tests.platform.test_batches import CHAT, UNFINISHED, row, until
 from tests.serve.endpoint_samples import Served, config_of, served
-from tests.serve.test_batches import CHAT, UNFINISHED, row, until
 
 pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).parents[2] / "docs" / "batches.md"

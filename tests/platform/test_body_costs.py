@@ -11,9 +11,9 @@ from itertools import islice
 import httpx2
 import pytest
 
+from tests.platform.hostile_bodies import BYTES, hostile_bodies, large_valid_bodies, models
 from tests.serve.endpoint_clients import http, settled
 from tests.serve.endpoint_samples import Served
-from tests.serve.hostile_bodies import BYTES, hostile_bodies, large_valid_bodies, models
 from tests.serve.stalls.stalls import longest_s, watched
 
 MEGABYTES = 50
@@ -96,7 +96,7 @@ def test_a_valid_request_of_a_megabyte_holds_the_loop_up_for_less_than_a_tenth_o
 @some_and_all
 @pytest.mark.timeout(600)
 def test_a_megabyte_of_what_is_wrong_takes_no_more_than_50_megabytes(every: int) -> None:
-    command = [sys.executable, "-m", "tests.serve.body_costs", str(every)]
+    command = [sys.executable, "-m", "tests.platform.body_costs", str(every)]
     told = subprocess.run(command, capture_output=True, check=True, text=True)
     dearest = json.loads(told.stdout.splitlines()[-1])
     assert dearest["megabytes"] < MEGABYTES, dearest

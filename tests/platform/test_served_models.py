@@ -30,9 +30,9 @@ from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import FileDocument
+from tests.platform.platform_samples import LocalResponseStore
 from tests.serve.endpoint_samples import ANSWER, FOLDER, MESSAGES, LocalControl, config_of
 from tests.serve.key_samples import add_key
-from tests.serve.platform_samples import LocalResponseStore
 from tests.serve.request_samples import LEAST as SMALLEST
 
 LEAST = {path: {name: value for name, value in body.items() if name != "model"} for path, body in SMALLEST.items()}

@@ -1,6 +1,6 @@
 """Print what the refusal of each hostile body costs: CPU seconds, megabytes and name, the dearest in memory last.
 
-A process of its own can tell the peak of its memory. Usage: python -m tests.serve.body_costs N, to try each Nth body
+A process of its own can tell the peak of its memory. Usage: python -m tests.platform.body_costs N, to try each Nth body
 """
 
 import gc
@@ -17,7 +17,7 @@ from mars_ray.chat.validation_errors import validation_error
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.json_body import parse
-from tests.serve.hostile_bodies import hostile_bodies, models
+from tests.platform.hostile_bodies import hostile_bodies, models
 
 
 def refuse(model: type[BaseModel], body: bytes) -> None:
