@@ -174,14 +174,14 @@ def controller_actor(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         figures = {}
         for replicas in arguments.replicas:
-            actor = ray.remote(ControllerActor).options(num_cpus=0).remote(f"growth-{replicas}", ControlPlan())
+            actor = ray.remote(ControllerActor).options(num_cpus=0).remote(f"growth-{replicas}", ControlPlan(), None)
             ready, *rest = reports(replicas, range(1, 6))
-            ray.get([actor.handle_report.remote(report) for report in ready])
+            ray.get([actor.call.remote("handle_report", report) for report in ready])
             process = max(psutil.process_iter(["name"]), key=lambda process: "Controller" in process.name())
             before_s = sum(process.cpu_times()[:2])
             began_s = time.monotonic()
             for reports_of_second in rest:
-                ray.get([actor.handle_report.remote(report) for report in reports_of_second])
+                ray.get([actor.call.remote("handle_report", report) for report in reports_of_second])
             count = len(rest) * replicas
             figures[str(replicas)] = {
                 "us": round((sum(process.cpu_times()[:2]) - before_s) / count * 1e6, 1),

@@ -13,7 +13,7 @@ import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
-SHARED = {"errors", "program", "progress", "ray_cluster", "ray_private", "storage", "usable_cpus", "web"}
+SHARED = {"errors", "program", "progress", "ray_actor", "ray_cluster", "ray_private", "storage", "usable_cpus", "web"}
 """Small parts that everything above `method` and `model` may use."""
 BELOW = {
     "errors": set(),
@@ -21,6 +21,7 @@ BELOW = {
     "progress": set(),
     "machines": {"errors"},
     "measure": {"progress", "usable_cpus"},
+    "ray_actor": {"errors", "ray_private"},
     "ray_cluster": {"errors", "ray_private", "storage", "usable_cpus"},
     "ray_private": set(),
     "usable_cpus": set(),
@@ -33,7 +34,7 @@ BELOW = {
     "adapter": {"errors", "method", "model"},
     "training": SHARED | {"method", "model", "data", "adapter"},
     "engine": {"errors", "machines", "method", "model", "adapter", "usable_cpus", "storage"},
-    "control": {"errors", "ray_private", "storage", "engine"},
+    "control": {"errors", "ray_actor", "ray_private", "storage", "engine"},
     "traces": {"errors", "engine"},
     "openai_api": {"errors", "chat", "data", "engine"},
     "batch": SHARED

@@ -34,7 +34,5 @@ CONTENDERS: dict[str, Contender] = {
     "fixed 0.7": Contender(ceiling=0.7),
     "batch table": Contender(alternative=BATCH_TABLE, recover_s=0.0),
     "EMA, hysteresis": Contender(alternative=EMA_HYSTERESIS, recover_s=0.0),
-    "load": Contender(policy="load"),
-    "slo": Contender(policy="slo"),
     OURS: Contender(policy="capacity"),
 }

@@ -159,7 +159,7 @@ def _tables(status: dict[str, Any]) -> list[Table]:
             _shown(point and point["agreement"], ".4f"),
             f"{replica['age_s']:.1f} s ago",
         )
-    replicas.caption = escape(status["rehearsal"]) or None
+    replicas.caption = escape(status["notice"]) or None
     replicas.caption_justify = "left"
     return [classes, replicas, *_prices(status)]
 

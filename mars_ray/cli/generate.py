@@ -218,8 +218,8 @@ def _show(report: "JobReport") -> None:
         console.print(f"{report.cut:,} answers end at the length limit (--max-tokens)", markup=False)
     if report.deadline:
         console.print(report.deadline, markup=False)
-    if report.rehearsal:
-        console.print(report.rehearsal, markup=False)
+    if report.notice:
+        console.print(report.notice, markup=False)
     console.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
     if report.errors:
         command = shlex.join(["mars-ray", *sys.argv[1:]])

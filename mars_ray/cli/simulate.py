@@ -7,7 +7,7 @@ import typer
 
 from mars_ray.cli.shared import OutputScale, Slo, TraceSpeed, write_json
 
-Policy = Annotated[str | None, typer.Option(help="'fixed', 'load', 'slo' or 'capacity' (default).")]
+Policy = Annotated[str | None, typer.Option(help="'fixed' or 'capacity' (default).")]
 Control = Annotated[Path | None, typer.Option(help="YAML file with settings, ceiling and classes.")]
 Machine = Annotated[
     str | None,

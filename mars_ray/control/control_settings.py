@@ -6,10 +6,10 @@ Never: depends on a running cluster.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
@@ -18,7 +18,15 @@ FLOOR = 0.9
 """Floor of classes that do not set one. Below this threshold, each additional token per forward costs several times as
 much quality (arXiv 2604.07023, GSM8K)."""
 
-PolicyName = Literal["fixed", "load", "slo", "capacity", "deadline"]
+PolicyName = Literal["fixed", "capacity", "deadline"]
+
+
+def check_policy(name: object) -> None:
+    """Raise `ValueError` unless a policy has this name."""
+    if name not in get_args(PolicyName):
+        raise ValueError(
+            f"policy is {name!r}; use 'capacity', which follows load and latency, 'fixed', or 'deadline' for jobs"
+        )
 
 
 class _Settings(BaseModel):
@@ -38,10 +46,10 @@ class ControlSettings(_Settings):
     """Settings that determine how thresholds follow the load."""
 
     policy: PolicyName = "capacity"
-    """'fixed' never lowers thresholds. 'load' follows the number of requests, 'slo' the measured latency, 'capacity'
-    the demand relative to the measured speed, and 'deadline' the remaining work of a batch job."""
+    """'fixed' never lowers thresholds. 'capacity' follows the demand relative to the measured speed, and the measured
+    latency; 'deadline' follows the remaining work of a batch job."""
     slo: SloSettings = SloSettings()
-    """Latency promised to callers, for the policies 'slo' and 'capacity' and for the number of desired replicas."""
+    """Latency promised to callers, for the policy 'capacity' and for the number of desired replicas."""
     headroom: float = Field(0.02, ge=0, lt=1)
     """Share of the replicas' time, or of a batch job's time, that is kept free."""
     recover_s: float = Field(40.0, ge=0)
@@ -58,6 +66,12 @@ class ControlSettings(_Settings):
     requests finish in time. 0 gives up accuracy for any gain."""
     lease_s: float = Field(5.0, gt=0)
     """Seconds for which a replica keeps following a controller that has stopped answering."""
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _known_policy(cls, value: Any) -> Any:
+        check_policy(value)
+        return value
 
 
 def interpolate_quality(points: Sequence[tuple[float, float]], threshold: float) -> float:

@@ -10,18 +10,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
+from mars_ray.engine.stats.profile import Share
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ReportError
 
-SHARES = frozenset({"threshold", "agreement", "kv_cache_usage"})
-"""Fields that hold shares, which are at most 1."""
 PLAIN = frozenset({int, float})
 MOST = 1e300
-NAMES = frozenset({"replica", "name"})
-OPTIONAL = frozenset({"step_time", "agreement", "ttft_p95_s", "tpot_p95_s", "rehearsal", "price_per_hour"})
-"""Fields that are None before the first measurement, without a rehearsal, or without a price."""
 _checked = deque[object]([()], maxlen=1)
 """The profile that was last found valid. Simulated replicas all report the same object, so that it is checked only
 once."""
@@ -41,7 +38,7 @@ class ReplicaReport:
     """Price of the replica for an hour; None if the operator set none."""
 
     def __post_init__(self) -> None:
-        _check("report", "report", self)
+        _check(_Rule(), "report", self)
         state = self.state
         if state.profile is not _checked[0]:
             self._check_blocks()
@@ -66,34 +63,50 @@ class ReplicaReport:
         return partial(ReplicaReport, **{field.name: getattr(self, field.name) for field in fields(self)}), ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Values that a field may have, read from its type."""
+
+    most: float = MOST
+    """Largest number; 1 for a share."""
+    name: bool = False
+    """Whether the value is text, which must not be empty."""
+    optional: bool = False
+    """Whether the value may be None."""
+
+
 @cache
-def _fields(kind: type) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields; an empty tuple for any other class."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+def _rules(kind: type) -> tuple[tuple[str, _Rule], ...]:
+    """Return the names of a dataclass's fields with their rules; an empty tuple for any other class."""
+    return tuple((field.name, _rule(field.type)) for field in fields(kind)) if is_dataclass(kind) else ()
 
 
-def _check(name: str, path: str, value: Any) -> None:
-    if field_names := _fields(type(value)):  # type: ignore[arg-type]  # classes can be hashed
-        for field_name in field_names:
+def _rule(kind: Any) -> _Rule:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return _Rule(1.0 if Share in kinds else MOST, str in kinds, NoneType in kinds)
+
+
+def _check(rule: _Rule, path: str, value: Any) -> None:
+    if rules := _rules(type(value)):  # type: ignore[arg-type]  # classes can be hashed
+        for field_name, field_rule in rules:
             if not hasattr(value, field_name):
                 raise ReportError(f"{path}.{field_name} is missing.")
             item = getattr(value, field_name)
             # Valid numbers, which nearly all fields are, need no further call.
-            if not (type(item) in PLAIN and 0 <= item <= (1 if field_name in SHARES else MOST)):
-                _check(field_name, f"{path}.{field_name}", item)
+            if not (type(item) in PLAIN and 0 <= item <= field_rule.most and not field_rule.name):
+                _check(field_rule, f"{path}.{field_name}", item)
     elif isinstance(value, tuple):
-        if value is _checked[0] or _are_plain(value, 1 if name in SHARES else math.inf):
+        if value is _checked[0] or _are_plain(value, rule.most):
             return
         for index, item in enumerate(value):
-            _check(name, f"{path}[{index}]", item)
-    elif name in NAMES:
+            _check(rule, f"{path}[{index}]", item)
+    elif rule.name:
         if not isinstance(value, str) or not value:
             raise ReportError(f"{path} is {value!r}; it must be a name.")
-    elif value is not None or name not in OPTIONAL:
-        most = 1 if name in SHARES else math.inf
+    elif value is not None or not rule.optional:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and 0 <= value <= most and math.isfinite(value)):
-            allowed = "from 0 to 1" if most == 1 else "a finite number, at least 0"
+        if not (is_number and 0 <= value <= rule.most and math.isfinite(value)):
+            allowed = "from 0 to 1" if rule.most == 1 else "a finite number, at least 0"
             raise ReportError(f"{path} is {value!r}; it must be {allowed}.")
 
 
@@ -107,7 +120,7 @@ def _are_plain(values: tuple[Any, ...], most: float) -> bool:
         and PLAIN.issuperset(map(type, values))
         and math.isfinite(sum(values))
         and min(values) >= 0
-        and (most == math.inf or max(values) <= most)
+        and (most == MOST or max(values) <= most)
     )
 
 

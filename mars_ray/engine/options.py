@@ -12,6 +12,7 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError, did_you_mean
 from mars_ray.machines.registry import step_model
+from mars_ray.machines.step_model import StepModel
 
 EngineName = Literal["mars", "vllm"]
 """Engines: `mars` is the one of this package, `vllm` is vLLM with the plug-in of `mars_ray/vllm`."""
@@ -20,30 +21,21 @@ Quantize = Literal["int8", "int4"]
 """Number format of the weights of linear layers: 8 bits, or 4 bits with 8 bits in the output head. Inputs are rounded
 to 8 bits. Groups of 64 weights share a scale."""
 
+MARS_ONLY = ("max_kv_tokens", "quantize", "rehearse", "adapter_memory_gib")
+"""Options that only the engine `mars` has. None leaves each unset."""
+
 AtLeastOne = Annotated[int, Field(ge=1)]
 """A count of at least 1."""
 
 
-def checked_machine(name: str) -> str:
-    """Return the name of a machine to rehearse; for a file, its absolute path.
-
-    Raises `ConfigError` for an unknown machine and for a file that cannot be used.
-    """
-    step_model(name)
-    path = Path(name)
-    return str(path.absolute()) if path.is_file() else name
-
-
-def _machine_in_a_file(name: str) -> str:
+def _checked_machine(name: str) -> str:
+    """Return the name of a machine; for a file, its absolute path."""
     try:
-        return checked_machine(name)
+        step_model(name)
     except ConfigError as error:
         raise ValueError(str(error).rstrip(".")) from None  # pydantic adds the place in the config file
-
-
-def modelled_step_time(machine: str) -> str:
-    """Return the words that go with every figure of an engine that rehearses `machine`."""
-    return f"modelled step time: {machine}"
+    path = Path(name)
+    return str(path.absolute()) if path.is_file() else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +62,7 @@ class EngineTuning:
     request uses them, and return with the next request for them. None keeps all in memory."""
     compiled: bool = True
     """Compile steps in the background, if they run through torch and a compiler is present."""
-    rehearse: Annotated[str, AfterValidator(_machine_in_a_file)] | None = None
+    rehearse: Annotated[str, AfterValidator(_checked_machine)] | None = None
     """Machine and network whose step times the engine takes, such as 'h200/qwen2.5-7b', or a YAML file that every node
     has. Faster steps wait, and slower steps are counted. None takes the time of this machine."""
     tensor_parallel_size: AtLeastOne = 1
@@ -85,6 +77,26 @@ class EngineTuning:
     def tuning(self) -> dict[str, Any]:
         """The options of `EngineTuning` by name, as keyword arguments for another class with the same options."""
         return {option.name: getattr(self, option.name) for option in fields(EngineTuning)}
+
+    @property
+    def step_model(self) -> StepModel | None:
+        """Model of the machine whose step times the engine takes; None for the time of this machine."""
+        return None if self.rehearse is None else step_model(self.rehearse)
+
+    @property
+    def notice(self) -> str:
+        """Sentence that goes with every figure of the engine; empty if its figures are those of this machine."""
+        return "" if self.step_model is None else self.step_model.notice
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Options that name a file, with its absolute path."""
+        return {} if self.rehearse is None else {"rehearse": self.rehearse}
+
+    def check_real_time(self, purpose: str) -> None:
+        """Raise `ConfigError` if steps take the times of another machine, because `purpose` measures this one."""
+        if self.rehearse is not None:
+            raise ConfigError(f"rehearse is {self.rehearse!r}; {purpose} measures this machine, so omit it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

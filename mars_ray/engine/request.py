@@ -4,7 +4,7 @@ Values are checked when a request is created. `core/limits` checks the limits th
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from hashlib import blake2b
 from numbers import Integral
@@ -28,6 +28,22 @@ NATS_MAX = 1e6
 token."""
 
 
+@dataclass(frozen=True, slots=True)
+class NumberLimits:
+    """Limits of a sampling parameter that is a number."""
+
+    low: float
+    high: float
+    above: bool = False
+    """Whether `low` itself is out of range."""
+
+
+def _number(default: float, low: float, high: float, *, above: bool = False) -> float:
+    """Declare a number that has the same name and limits here, in the HTTP API, in rows of jobs and in vLLM."""
+    number: float = field(default=default, metadata={"limits": NumberLimits(low, high, above)})
+    return number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters and stop conditions. Raises `RequestError` for values out of range."""
@@ -40,11 +56,11 @@ class SamplingParams:
     sequence regardless."""
     temperature: float = 0.0
     """Sampling temperature; 0 always chooses the most likely token."""
-    top_p: float = 1.0
+    top_p: float = _number(1.0, 0, 1, above=True)
     """Draw from the smallest set of most likely tokens whose total probability reaches this value."""
     top_k: int = 0
     """Draw from this many of the most likely tokens; 0 means all tokens."""
-    min_p: float = 0.0
+    min_p: float = _number(0.0, 0, 1)
     """Leave out tokens whose probability is below this fraction of the highest probability."""
     seed: int | None = None
     """Seed of the draws; None lets the engine choose a seed."""
@@ -65,11 +81,11 @@ class SamplingParams:
     With None, none are returned."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Number to add to the logit of each token id."""
-    presence_penalty: float = 0.0
+    presence_penalty: float = _number(0.0, -2, 2)
     """Number to subtract once from the logit of each token that was already generated."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = _number(0.0, -2, 2)
     """Number to subtract from the logit of a token for each time that it was already generated."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = _number(1.0, 0.01, 100)
     """Factor for tokens that the prompt or output already contains: divides their logits if positive, and multiplies
     them if negative (arXiv 1909.05858)."""
     skip_special_tokens: bool = True
@@ -84,9 +100,7 @@ class SamplingParams:
         _check_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_number("temperature", self.temperature, 0, 100)
-        _check_number("top_p", self.top_p, 0, 1, above=True)
         _check_int("top_k", self.top_k, 0)
-        _check_number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**63 - 1)
         _check_int("n", self.n, 1, N_MAX)
@@ -94,9 +108,8 @@ class SamplingParams:
             _check_int("logprobs", self.logprobs, 0, TOP_LOGPROBS_MAX)
         if self.prompt_logprobs is not None:
             _check_int("prompt_logprobs", self.prompt_logprobs, 0, TOP_LOGPROBS_MAX)
-        _check_number("presence_penalty", self.presence_penalty, -2, 2)
-        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        for name, limits in NUMBERS.items():
+            _check_number(name, getattr(self, name), limits.low, limits.high, above=limits.above)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos is {shortened(self.ignore_eos)}; it must be true or false.")
         if not isinstance(self.skip_special_tokens, bool):
@@ -112,6 +125,12 @@ class SamplingParams:
             _check_number(f"logit_bias of token {token}", bias, -100, 100)
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise RequestError(f"grammar is {shortened(self.grammar)}; it must be a GrammarSpec.")
+
+
+NUMBERS: Mapping[str, NumberLimits] = {
+    parameter.name: parameter.metadata["limits"] for parameter in fields(SamplingParams) if parameter.metadata
+}
+"""Limits of the parameters made by `_number`. The HTTP API, rows of jobs and vLLM pass these parameters on by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,14 +148,14 @@ def bench_serve(options: LoadOptions) -> dict[str, Any]:
     records, model, stopped = asyncio.run(_measure(options, url, extra_body, plan))
     summary = summarize(records, slo)
     loop = f"closed loop, {options.clients or 1} clients" if options.trace is None else options.trace
-    rehearsal = f", {model.rehearsal}" if model.rehearsal else ""
-    show_summary(f"{model.name} at {url}: {loop}{rehearsal}", summary)
+    notice = f", {model.notice}" if model.notice else ""
+    show_summary(f"{model.name} at {url}: {loop}{notice}", summary)
     return {
         "command": options.command(),
         "machine": machine(),
         "seed": options.seed,
         "model": model.name,
-        "rehearsal": model.rehearsal,
+        "notice": model.notice,
         "planned": plan.total,
         "interrupted": stopped,
         "summary": asdict(summary),

@@ -83,8 +83,8 @@ class ListedModel:
     """A model of the endpoint."""
 
     name: str
-    rehearsal: str
-    """Description that a mars-ray endpoint gives of the machine it rehearses; empty if it rehearses none."""
+    notice: str
+    """Sentence of a mars-ray endpoint that goes with all its figures; usually empty."""
 
 
 async def find_model(url: str, api_key: str | None, model: str | None) -> ListedModel:
@@ -121,7 +121,7 @@ def _listed(body: str) -> list[ListedModel]:
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
     return [
-        ListedModel(entry["id"], one_line(str(entry.get("rehearsal") or "")) or "")
+        ListedModel(entry["id"], one_line(str(entry.get("notice") or "")) or "")
         for entry in (entries if isinstance(entries, list) else ())
         if isinstance(entry, dict) and isinstance(entry.get("id"), str)
     ]

@@ -40,6 +40,11 @@ class StepModel:
         return max(reading_s, computing_s) + self.overhead_s + self.seq_s * num_seqs
 
     @property
+    def notice(self) -> str:
+        """Sentence that goes with every figure that follows from these step times."""
+        return step_notice(self.name)
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes that all weights take."""
         return self.network.billion_parameters * 1e9 * BYTES[self.weights]
@@ -76,3 +81,8 @@ class StepModel:
         room."""
         free_bytes = self.gpu.memory_gb * 1e9 * MEMORY_SHARE - self.weight_bytes
         return int(free_bytes // self.network.kv_bytes)
+
+
+def step_notice(name: str) -> str:
+    """Return the sentence that goes with every figure that follows from the step times of the model `name`."""
+    return f"modelled step time: {name}"

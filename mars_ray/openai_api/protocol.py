@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from mars_ray.chat.messages import Messages
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import NUMBERS
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
 from mars_ray.openai_api.strict_schema import closed_schema
@@ -102,6 +103,13 @@ ResponseFormat = Annotated[
 
 Positive = Annotated[int, Field(ge=1)]
 
+
+def _within_limits(name: str) -> Any:
+    """Return the limits of a sampling parameter as a constraint of a field."""
+    limits = NUMBERS[name]
+    return Field(gt=limits.low, le=limits.high) if limits.above else Field(ge=limits.low, le=limits.high)
+
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Accepted without effect: a model reasons as its chat template says, and `thinking_token_budget` limits it."""
 
@@ -133,19 +141,19 @@ class GenerateRequest(RequestBody):
     """Maximum tokens of an answer. A value above the server's limit or the room in the context is lowered."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, _within_limits("top_p")] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """Number of most likely tokens to choose from; 0 and -1 mean all tokens."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_p: Annotated[float, _within_limits("min_p")] = 0.0
     n: Positive = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | Items[str] = Field([])
     stop_token_ids: Items[int] = Field([])
     ignore_eos: bool = False
     logit_bias: LogitBias = Field({})
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, _within_limits("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[float, _within_limits("frequency_penalty")] = 0.0
+    repetition_penalty: Annotated[float, _within_limits("repetition_penalty")] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     """vLLM's field: number of most likely tokens to list at each token of the prompt, besides that token."""
     response_format: ResponseFormat = TextFormat(type="text")

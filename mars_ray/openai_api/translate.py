@@ -12,7 +12,7 @@ from typing import Any
 from mars_ray.chat.messages import Message
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.engine.request import NUMBERS, DecodeParams, Request, SamplingParams
 from mars_ray.errors import PromptTooLongError, RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError
@@ -193,7 +193,6 @@ def _sampling(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
         **_chosen(body, defaults),
-        min_p=body.min_p,
         seed=None if body.seed is None else body.seed % 2**63,
         n=body.candidates,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
@@ -202,8 +201,6 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=_scored(body),
         logit_bias=_bias(body.logit_bias),
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
         grammar=plan.grammar or _grammar(body),
         skip_special_tokens=plan.skip_special_tokens,
     )
@@ -226,8 +223,7 @@ def _scored(body: GenerateRequest) -> int | None:
 
 def _chosen(body: GenerateRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
     top_k = None if body.top_k is None else max(0, body.top_k)
-    fields = {"temperature": body.temperature, "top_p": body.top_p, "top_k": top_k}
-    fields["repetition_penalty"] = body.repetition_penalty
+    fields = {name: getattr(body, name) for name in NUMBERS} | {"temperature": body.temperature, "top_k": top_k}
     return {**defaults, **{name: value for name, value in fields.items() if value is not None}}
 
 

@@ -4,14 +4,14 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.control.control_settings import ControlPlan, PolicyName
+from mars_ray.control.control_settings import ControlPlan, check_policy
 from mars_ray.engine.checked_fields import Texts, check_fields
 from mars_ray.errors import ConfigError
 from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
@@ -75,8 +75,10 @@ class SimulateOptions:
         if not isinstance(settings, dict):
             raise ConfigError(f"{self.control}: settings must be a mapping.")
         if self.policy is not None:
-            if self.policy not in (policies := get_args(PolicyName)):
-                raise ConfigError(f"policy is {self.policy!r}; choose one of {', '.join(policies)}.")
+            try:
+                check_policy(self.policy)
+            except ValueError as error:
+                raise ConfigError(f"{error}.") from None
             settings = settings | {"policy": self.policy}
         if slo is not None and "slo" not in settings:
             settings = settings | {"slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}}

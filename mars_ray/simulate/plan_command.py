@@ -18,8 +18,7 @@ from mars_ray.simulate.command import SimulateOptions
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.modelled_machine import open_machine
 from mars_ray.simulate.plan import ATTAINED, PlannedLoad, PlanRow, busiest_part, decoding_choices, plan_row
-from mars_ray.simulate.plan_plot import plot_plan
-from mars_ray.simulate.plot import check_plot
+from mars_ray.simulate.plot import check_plot, plot_plan
 from mars_ray.usable_cpus import usable_cpus
 
 MAX_PRICE = 1e6

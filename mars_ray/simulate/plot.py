@@ -1,4 +1,4 @@
-"""Plot a simulation: load, threshold, replicas, latency and quality over time.
+"""Plot a simulation over time, or a plan: price, largest load and accuracy of each way of decoding.
 
 If several seconds share a point, latencies show the worst of these seconds, and all other figures their mean.
 """
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from mars_ray.errors import ConfigError, OutputError
 from mars_ray.simulate.metrics import SecondMetrics
+from mars_ray.simulate.plan import PlanRow
 
 POINTS = 600
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -61,10 +62,10 @@ def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float
     for axis in axes:
         axis.grid(alpha=0.3)
     axes[0].set_title(title)
-    save_figure(figure, path)
+    _save(figure, path)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     """Write a figure to a file. Raises `OutputError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,3 +76,33 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def plot_plan(path: Path, title: str, rows: Sequence[PlanRow]) -> None:
+    """Write the plot to a file; a way of decoding that misses the SLO has no bars. Raises `OutputError`."""
+    figure = Figure(figsize=(10, 1.5 + 0.4 * len(rows)), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    price, load, accuracy = figure.subplots(1, 3, sharey=True)
+    names = [row.decoding if row.replicas is not None else f"{row.decoding} (misses)" for row in rows]
+    places = range(len(rows))
+    colours = ["tab:purple" if row.decoding == "capacity" else "tab:blue" for row in rows]
+    prices = [row.dollars_per_million_tokens for row in rows]
+    loads = [row.requests_per_s / row.replicas if row.requests_per_s and row.replicas else None for row in rows]
+    for axis, values, text in ((price, prices, "{:.3f}"), (load, loads, "{:.1f}")):
+        bars = axis.barh(places, [value or 0.0 for value in values], color=colours)
+        axis.bar_label(bars, [text.format(value) if value else "" for value in values], padding=3, fontsize="small")
+    for height, row in enumerate(rows):
+        if row.accuracy is not None:
+            # Points, because accuracies differ by a few percent, which bars from 0 would hide.
+            accuracy.plot(row.accuracy, height, "o", color=colours[height])
+            label = {"textcoords": "offset points", "xytext": (6, -3), "fontsize": "small"}
+            accuracy.annotate(f"{row.accuracy:.1%}", (row.accuracy, height), **label)
+    price.set_title("dollars per million tokens\nat the load of the trace", fontsize="small")
+    load.set_title("requests/s per replica\nat the largest load", fontsize="small")
+    accuracy.set_title("accuracy\nat the load of the trace", fontsize="small")
+    price.set_yticks(places, names)
+    price.invert_yaxis()
+    for axis in (price, load, accuracy):
+        axis.margins(x=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)

@@ -79,14 +79,14 @@ def test_what_cannot_be_meant_is_refused(
         batch_plan(read_card(tmp_path), threshold=0.95, deadline_s=deadline_s, max_quality_loss=loss)
 
 
-def rehearsal_of(machine: str | None) -> str:
+def notice_for(machine: str | None) -> str:
     engines = engines_of(WorkerOptions(rehearse=machine))
     assert engines.spec(1).options.rehearse == machine
-    return engines.rehearsal
+    return engines.workers.notice
 
 
 def test_the_engines_of_a_job_rehearse_the_machine_of_its_options() -> None:
-    assert rehearsal_of("h200/qwen2.5-7b") == "modelled step time: h200/qwen2.5-7b/vllm"
-    assert rehearsal_of(None) == ""
+    assert notice_for("h200/qwen2.5-7b") == "modelled step time: h200/qwen2.5-7b/vllm"
+    assert notice_for(None) == ""
     with pytest.raises(ConfigError, match=r"h300/qwen2\.5-7b"):
-        rehearsal_of("h300/qwen2.5-7b")
+        notice_for("h300/qwen2.5-7b")

@@ -36,7 +36,7 @@ FULL = JobReport(
     ahead=(Bar(low=1, high=1.5, count=8),),
     samples=({"id": "a", "prompt": HOSTILE, "text": "long " * 2000},),
     deadline="ended 0:10:00 before the deadline",
-    rehearsal="modelled step time: h200/qwen2.5-7b (3 of 120 steps were slower here)",
+    notice="modelled step time: h200/qwen2.5-7b (3 of 120 steps were slower here)",
     notes=("left out 3 files below d/out: it is the output of this job",),
 )
 EMPTY: dict[str, Any] = {
@@ -56,7 +56,7 @@ EMPTY: dict[str, Any] = {
     "ahead": (),
     "samples": (),
     "deadline": "",
-    "rehearsal": "",
+    "notice": "",
     "notes": (),
 }
 
@@ -92,7 +92,7 @@ def test_every_figure_is_on_the_page() -> None:
     ):
         assert figure in text, figure
     assert "ended 0:10:00 before the deadline" in text
-    assert FULL.rehearsal in text
+    assert FULL.notice in text
     assert FULL.notes[0] in text
 
 

@@ -8,7 +8,7 @@ from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.live_stats import LiveStats, engine_name, worker_of
 from mars_ray.control.core.status import ReplicaStatus
-from mars_ray.engine.stats.state import RehearsalState
+from mars_ray.engine.stats.state import ModelledSteps
 from tests.control.control_samples import class_state, engine_state
 from tests.factories.clock import Clock
 
@@ -73,10 +73,10 @@ def test_a_job_has_figures_before_its_first_row_is_done(clock: Clock, tmp_path: 
     assert [(each.name, each.running, each.tokens_per_s) for each in figures.workers] == [("host:12", 4, 20)]
 
 
-def test_the_slow_steps_of_engines_that_died_count_in_the_words_of_a_rehearsal(clock: Clock) -> None:
+def test_the_slow_steps_of_engines_that_died_count_in_the_notice(clock: Clock) -> None:
     stats = LiveStats(clock)
-    assert stats.rehearsal == ""
+    assert stats.notice == ""
     for engine, steps in (("a:1", 40), ("a:2", 60)):
-        state = engine_state(steps=steps, rehearsal=RehearsalState(name="l4/qwen2.5-0.5b", slow_steps=2))
+        state = engine_state(steps=steps, modelled=ModelledSteps(name="l4/qwen2.5-0.5b", slow_steps=2))
         stats.update([ReplicaStatus(replica=engine, age_s=0.0, state=state)])
-    assert stats.rehearsal == "modelled step time: l4/qwen2.5-0.5b (4 of 100 steps were slower here)"
+    assert stats.notice == "modelled step time: l4/qwen2.5-0.5b (4 of 100 steps were slower here)"

@@ -43,7 +43,7 @@ def test_the_report_has_everybody_at_every_load(
         assert by_name["fixed 1.0"]["accuracy"] >= max(figures["accuracy"] for figures in by_name.values())
     assert set(found["dominated"]) == {str(load) for load in LOADS}
     assert found["largest_load"]["fixed 1.0"] == 1.0
-    assert set(report["steady"]) == {"batch table", "EMA, hysteresis", "load", "slo", OURS}
+    assert set(report["steady"]) == {"batch table", "EMA, hysteresis", OURS}
     assert OURS in capsys.readouterr().out
     json.dumps(report, allow_nan=False)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -18,7 +19,6 @@ from tests.control.control_samples import SPEED, Plant, class_state, plan_of, pr
 from tests.factories.clock import Clock
 
 SPEED_8 = replace(SPEED, rows=8)
-FOLLOWING: list[PolicyName] = ["load", "slo", "capacity"]
 SLO = SloSettings(ttft_ms=800, tpot_ms=40)
 
 
@@ -74,9 +74,8 @@ def test_idle_replicas_stay_at_the_ceiling() -> None:
     assert cluster.run(30, [0.0, 0.0]) == [[0.95, 0.95]] * 30
 
 
-@pytest.mark.parametrize("policy", FOLLOWING)
-def test_thresholds_fall_under_overload_and_are_back_within_a_minute_after_it(policy: PolicyName) -> None:
-    cluster = Cluster(plan_of(policy=policy, slo=SLO))
+def test_thresholds_fall_under_overload_and_are_back_within_a_minute_after_it() -> None:
+    cluster = Cluster(plan_of(slo=SLO))
     assert cluster.run(120, [2.5])[-1] == [0.5]
     while cluster.plants[0].state().waiting:  # load is gone when its queue is
         cluster.run(1, [0.02])
@@ -84,11 +83,11 @@ def test_thresholds_fall_under_overload_and_are_back_within_a_minute_after_it(po
     assert found[0] == [0.5] and found[-1] == [0.95]
 
 
-def changes_a_minute(policy: PolicyName, share: float, slo: SloSettings = SLO, replicas: int = 1) -> float:
+def changes_a_minute(share: float, slo: SloSettings = SLO, replicas: int = 1) -> float:
     """Of a threshold, under steady load of Poisson arrivals, over several seeds."""
     changes = 0
     for seed in range(2):
-        cluster = Cluster(plan_of(policy=policy, slo=slo), seed=seed, replicas=replicas)
+        cluster = Cluster(plan_of(slo=slo), seed=seed, replicas=replicas)
         cluster.run(60, [share] * replicas)
         before = cluster.controller.status().classes[0].changes
         cluster.run(240, [share] * replicas)
@@ -96,19 +95,16 @@ def changes_a_minute(policy: PolicyName, share: float, slo: SloSettings = SLO, r
     return changes / 8
 
 
-@pytest.mark.parametrize("policy", FOLLOWING)
 @pytest.mark.parametrize("share", [0.3, 2.5])
-def test_under_steady_load_far_from_capacity_a_threshold_changes_less_than_twice_a_minute(
-    policy: PolicyName, share: float
-) -> None:
-    assert changes_a_minute(policy, share) < 2
+def test_under_steady_load_far_from_capacity_a_threshold_changes_less_than_twice_a_minute(share: float) -> None:
+    assert changes_a_minute(share) < 2
 
 
 @pytest.mark.parametrize(("share", "replicas", "most"), [(0.3, 4, 0.5), (0.8, 4, 2.5), (0.8, 1, 4)])
 def test_near_capacity_too_a_threshold_follows_demand_a_few_times_a_minute_at_most(
     share: float, replicas: int, most: float
 ) -> None:
-    assert changes_a_minute("capacity", share, SloSettings(), replicas) < most
+    assert changes_a_minute(share, SloSettings(), replicas) < most
 
 
 def test_a_hot_replica_gets_a_lower_threshold_than_the_others_and_comes_back() -> None:
@@ -123,7 +119,7 @@ def test_no_replica_is_hot_when_nothing_follows_load() -> None:
     assert cluster.run(60, [2.0, 0.1])[-1] == [0.95, 0.95]
 
 
-@pytest.mark.parametrize("policy", [*FOLLOWING, "fixed"])
+@pytest.mark.parametrize("policy", ["capacity", "fixed"])
 def test_the_replicas_that_are_wanted_do_not_depend_on_the_thresholds_in_force(policy: PolicyName) -> None:
     wanted_replicas = []
     for threshold in (0.95, 0.5):
@@ -146,9 +142,8 @@ def test_the_replicas_that_are_wanted_do_not_depend_on_the_thresholds_in_force(p
     assert wanted_replicas[0] == wanted_replicas[1] == 4
 
 
-@pytest.mark.parametrize("policy", FOLLOWING)
-def test_a_new_controller_begins_with_what_is_in_force(policy: PolicyName) -> None:
-    cluster = Cluster(plan_of(policy=policy, slo=SLO), replicas=2)
+def test_a_new_controller_begins_with_what_is_in_force() -> None:
+    cluster = Cluster(plan_of(slo=SLO), replicas=2)
     before = cluster.run(120, [2.5, 2.5])[-1]
     assert before == [0.5, 0.5]
     cluster.restart()
@@ -299,7 +294,7 @@ def test_an_override_that_cannot_be_is_refused_and_nothing_changes(
 
 
 def test_every_policy_has_its_name_in_the_settings() -> None:
-    assert set(POLICIES) == {*FOLLOWING, "fixed", "deadline"}
+    assert set(POLICIES) == set(get_args(PolicyName))
 
 
 JOB = plan_of(ServiceClass(floor=0.5), policy="deadline")

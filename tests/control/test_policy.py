@@ -4,20 +4,20 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan, ControlSettings, PolicyName, SloSettings
+from mars_ray.control.demand import ClassDemand
 from mars_ray.control.policies.bounds import Bounds, bounds_of
-from mars_ray.control.policies.feedback import GAIN_PER_S, SLO, SloState
+from mars_ray.control.policies.capacity import CAPACITY, GAIN_PER_S, LatencyState
 from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.control.policies.worth import IN_TIME_PER_CAPACITY, aimed_tpot_s, worthwhile
 from mars_ray.engine.service_class import ServiceClass
 from tests.control.control_samples import PROFILE, SPEED, load_of, plan_of, requests_at, wanted
 
-NAMES: list[PolicyName] = ["fixed", "load", "slo", "capacity"]
+NAMES: list[PolicyName] = ["fixed", "capacity"]
 PROMISED = SloSettings(ttft_ms=500, tpot_ms=60)
 FULL = requests_at(1.0)
 """Requests a second that take one replica's whole time at the ceiling."""
@@ -57,8 +57,8 @@ def situations(draw: st.DrawFn) -> tuple[ControlPlan, ClusterLoad]:
     return plan, load_of(*classes, replicas=replicas, speed=speed, ttft_p95_s=draw(LATENCY), tpot_p95_s=draw(LATENCY))
 
 
-def state_of(name: PolicyName, integral: float) -> SloState | None:
-    return SloState(integral) if name in ("slo", "capacity") else None
+def state_of(name: PolicyName, integral: float) -> LatencyState | None:
+    return LatencyState(integral) if name == "capacity" else None
 
 
 def decided(
@@ -143,17 +143,18 @@ def test_with_one_class_more_requests_never_raise_its_threshold_whatever_was_pro
 
 
 @given(situations(), st.floats(0, 5), st.floats(0, 1), st.floats(0, 1))
-def test_slower_answers_never_raise_a_threshold_of_slo(
+def test_without_a_measured_speed_slower_answers_never_raise_a_threshold(
     situation: tuple[ControlPlan, ClusterLoad], more_s: float, one: float, other: float
 ) -> None:
     plan, load = situation
+    load = replace(load, speed=None)
     slower = replace(
         load,
         ttft_p95_s=None if load.ttft_p95_s is None else load.ttft_p95_s + more_s,
         tpot_p95_s=None if load.tpot_p95_s is None else load.tpot_p95_s + more_s,
     )
     low, high = sorted((one, other))
-    now, then = decided(plan, load, "slo", integral=low), decided(plan, slower, "slo", integral=high)
+    now, then = decided(plan, load, "capacity", integral=low), decided(plan, slower, "capacity", integral=high)
     assert all(then[name] <= now[name] for name in now)
 
 
@@ -169,62 +170,63 @@ def test_more_headroom_never_raises_a_threshold_of_one_class(
     assert decided(closer, load, "capacity")["c0"] <= decided(wider, load, "capacity")["c0"]
 
 
-# The policy `load`
+# Latency alone, before a speed is known
 
 
-@pytest.mark.parametrize(("occupied", "threshold"), [(0, 0.95), (2, 0.95), (4, 0.8), (6, 0.5), (100, 0.5)])
-def test_load_goes_from_ceiling_to_floor_with_the_requests_for_each_row(occupied: int, threshold: float) -> None:
-    load = load_of(wanted(running=min(occupied, 4), waiting=max(0, occupied - 4)))
-    assert decided(plan_of(), load, "load") == {"standard": threshold}
+def by_latency(plan: ControlPlan, *classes: ClassDemand, **latency: float) -> dict[str, float]:
+    return capacity(plan, *classes, speed=None, **latency)
 
 
-def test_load_needs_no_measured_speed() -> None:
-    assert decided(plan_of(), load_of(wanted(waiting=50), speed=None), "load") == {"standard": 0.5}
-
-
-# The policy `slo`
-
-
-def test_slo_lowers_nothing_while_the_promise_is_kept_or_nothing_is_measured() -> None:
+def test_nothing_falls_while_the_promise_is_kept_or_nothing_is_measured() -> None:
     kept: list[dict[str, Any]] = [{}, {"ttft_p95_s": 0.4}, {"ttft_p95_s": 0.1, "tpot_p95_s": 0.05}]
-    for fields in kept:
-        assert decided(plan_of(slo=PROMISED), load_of(wanted(running=4), **fields), "slo") == {"standard": 0.95}
-    assert decided(plan_of(), load_of(wanted(running=4), ttft_p95_s=99.0), "slo") == {"standard": 0.95}
+    for latency in kept:
+        assert by_latency(plan_of(slo=PROMISED), wanted(running=4), **latency) == {"standard": 0.95}
+    assert by_latency(plan_of(), wanted(running=4), ttft_p95_s=99.0) == {"standard": 0.95}
 
 
-def test_slo_goes_on_lowering_while_the_promise_is_broken() -> None:
-    plan, state, found = plan_of(slo=PROMISED), SLO.initial, []
+def test_thresholds_go_on_falling_while_the_promise_is_broken() -> None:
+    plan, state, found = plan_of(slo=PROMISED), CAPACITY.initial, []
     for _ in range(60):
-        load = load_of(wanted(running=4), ttft_p95_s=0.7)
-        decisions, state = SLO.decide(plan, load, bounds_of(plan, []), state, 1.0)
+        load = load_of(wanted(running=4), speed=None, ttft_p95_s=0.7)
+        decisions, state = CAPACITY.decide(plan, load, bounds_of(plan, []), state, 1.0)
         found.append(decisions["standard"].threshold)
     assert found[-1] == 0.5 and all(after <= before for before, after in pairwise(found))
 
 
-def test_slo_is_back_at_the_ceiling_soon_after_an_hour_of_overload() -> None:
-    plan, state = plan_of(slo=PROMISED), SLO.initial
+def test_a_threshold_is_back_at_the_ceiling_soon_after_an_hour_of_broken_promises() -> None:
+    plan, state = plan_of(slo=PROMISED), CAPACITY.initial
     bounds = bounds_of(plan, [])
     for _ in range(3600):
-        decisions, state = SLO.decide(plan, load_of(wanted(running=4), ttft_p95_s=30.0), bounds, state, 1.0)
+        load = load_of(wanted(running=4), speed=None, ttft_p95_s=30.0)
+        decisions, state = CAPACITY.decide(plan, load, bounds, state, 1.0)
     assert decisions["standard"].threshold == 0.5
     calls = 0
     while decisions["standard"].threshold < 0.95:
-        decisions, state = SLO.decide(plan, load_of(wanted(running=1), ttft_p95_s=0.05), bounds, state, 1.0)
+        load = load_of(wanted(running=1), speed=None, ttft_p95_s=0.05)
+        decisions, state = CAPACITY.decide(plan, load, bounds, state, 1.0)
         calls += 1
     assert calls <= 1 / GAIN_PER_S
 
 
-def test_slo_sees_the_worse_of_the_two_promises() -> None:
+def test_the_worse_of_two_broken_promises_counts() -> None:
     plan = plan_of(slo=PROMISED)
-    ttft = decided(plan, load_of(wanted(running=4), ttft_p95_s=2.0, tpot_p95_s=0.001), "slo")
-    itl = decided(plan, load_of(wanted(running=4), ttft_p95_s=0.001, tpot_p95_s=0.24), "slo")
+    ttft = by_latency(plan, wanted(running=4), ttft_p95_s=2.0, tpot_p95_s=0.001)
+    itl = by_latency(plan, wanted(running=4), ttft_p95_s=0.001, tpot_p95_s=0.24)
     assert ttft == itl and ttft["standard"] < 0.95
 
 
-def test_slo_lets_only_those_pay_that_use_more_than_their_share() -> None:
+def test_only_classes_that_use_more_than_their_share_pay_for_a_broken_promise() -> None:
     plan = plan_of(ServiceClass(name="many", floor=0.5), ServiceClass(name="few", floor=0.5), slo=PROMISED)
-    load = load_of(wanted("many", waiting=40), wanted("few", running=1), ttft_p95_s=30.0)
-    assert decided(plan, load, "slo") == {"many": 0.5, "few": 0.95}
+    found = by_latency(plan, wanted("many", waiting=40), wanted("few", running=1), ttft_p95_s=30.0)
+    assert found == {"many": 0.5, "few": 0.95}
+
+
+def test_a_broken_promise_lowers_no_class_for_a_flood_of_lower_priority() -> None:
+    plan = plan_of(
+        ServiceClass(name="urgent", floor=0.5, priority=1), ServiceClass(name="flood", floor=0.5), slo=PROMISED
+    )
+    found = by_latency(plan, wanted("urgent", running=2), wanted("flood", running=2, waiting=50), ttft_p95_s=30.0)
+    assert found == {"urgent": 0.95, "flood": 0.5}
 
 
 # The policy `capacity`
@@ -273,12 +275,6 @@ def test_a_flood_of_lower_priority_never_lowers_a_class_of_higher_priority(
     alone = capacity(plan, demand, wanted("flood"))
     flooded = capacity(plan, demand, wanted("flood", requests_at(flood), waiting=waiting))
     assert flooded["urgent"] == alone["urgent"]
-
-
-def test_load_lowers_no_class_for_a_flood_of_lower_priority() -> None:
-    plan = plan_of(ServiceClass(name="urgent", floor=0.5, priority=1), ServiceClass(name="flood", floor=0.5))
-    load = load_of(wanted("urgent", running=2), wanted("flood", running=2, waiting=50))
-    assert decided(plan, load, "load")["urgent"] == 0.95  # as it is when alone: it has half of the rows
 
 
 def test_a_class_pays_for_what_those_of_higher_priority_leave() -> None:
@@ -337,14 +333,14 @@ def plan_share(plan: ControlPlan, name: str) -> float:
     return own.share / sum(each.share for each in plan.classes if each.priority == own.priority)
 
 
-@given(st.floats(0, 1), st.sampled_from(NAMES[1:]))
-def test_shares_count_against_each_other_not_by_their_size(part: float, name: PolicyName) -> None:
+@given(st.floats(0, 1))
+def test_shares_count_against_each_other_not_by_their_size(part: float) -> None:
     demands = wanted("a", part * FULL, running=2, waiting=1), wanted("b", (1 - part) * FULL, running=2)
     small, large = (
         decided(
             plan_of(ServiceClass(name="a", floor=0.4, share=s), ServiceClass(name="b", floor=0.4, share=2 * s)),
             load_of(*demands, ttft_p95_s=1.0),
-            name,
+            "capacity",
         )
         for s in (0.5, 4.0)
     )

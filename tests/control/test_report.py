@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.replica_messages import Directive, ReplicaReport
-from mars_ray.engine.stats.state import EngineState, RehearsalState
+from mars_ray.engine.stats.state import EngineState, ModelledSteps
 from mars_ray.errors import ReportError
 from tests.control.control_samples import PROFILE, STEP_TIME, class_state, engine_state, report, without
 
@@ -84,13 +84,13 @@ def test_a_missing_field_is_found_however_deep_it_is() -> None:
         heartbeat(engine_state(class_state(), broken))
 
 
-def test_a_rehearsal_is_told_by_name_and_its_slow_steps_are_a_number() -> None:
-    rehearsal = RehearsalState(name="h200/qwen2.5-7b", slow_steps=3)
-    assert heartbeat(engine_state(rehearsal=rehearsal)).state.rehearsal == rehearsal
-    with pytest.raises(ReportError, match=r"^report.state.rehearsal.name is ''; it must be a name.$"):
-        heartbeat(engine_state(rehearsal=replace(rehearsal, name="")))
-    with pytest.raises(ReportError, match=r"^report.state.rehearsal.slow_steps is -1"):
-        heartbeat(engine_state(rehearsal=replace(rehearsal, slow_steps=-1)))
+def test_modelled_steps_are_told_by_the_name_of_their_machine_and_its_slow_steps_are_a_number() -> None:
+    modelled = ModelledSteps(name="h200/qwen2.5-7b", slow_steps=3)
+    assert heartbeat(engine_state(modelled=modelled)).state.modelled == modelled
+    with pytest.raises(ReportError, match=r"^report.state.modelled.name is ''; it must be a name.$"):
+        heartbeat(engine_state(modelled=replace(modelled, name="")))
+    with pytest.raises(ReportError, match=r"^report.state.modelled.slow_steps is -1"):
+        heartbeat(engine_state(modelled=replace(modelled, slow_steps=-1)))
 
 
 def test_a_report_without_a_class_of_service_is_refused() -> None:

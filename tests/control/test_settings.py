@@ -18,7 +18,13 @@ def said(error: pytest.ExceptionInfo[ValidationError]) -> str:
 def test_a_misspelt_policy_is_refused_with_the_choices() -> None:
     with pytest.raises(ValidationError) as error:
         ControlSettings(policy="capcity")  # type: ignore[arg-type]
-    assert all(name in said(error) for name in ("capcity", "fixed", "load", "slo", "capacity"))
+    assert all(name in said(error) for name in ("capcity", "fixed", "capacity", "deadline"))
+
+
+@pytest.mark.parametrize("gone", ["load", "slo"])
+def test_a_policy_that_is_gone_is_refused_with_the_one_to_use(gone: str) -> None:
+    with pytest.raises(ValidationError, match=f"policy is '{gone}'; use 'capacity'"):
+        ControlSettings(policy=gone)  # type: ignore[arg-type]
 
 
 def test_a_floor_above_the_ceiling_is_refused_with_value_and_range() -> None:
@@ -29,7 +35,7 @@ def test_a_floor_above_the_ceiling_is_refused_with_value_and_range() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "name"),
-    [({"headrom": 0.1}, "headrom"), ({"slo": {"ttft": 100}}, "slo.ttft"), ({"Policy": "load"}, "Policy")],
+    [({"headrom": 0.1}, "headrom"), ({"slo": {"ttft": 100}}, "slo.ttft"), ({"Policy": "fixed"}, "Policy")],
 )
 def test_unknown_names_are_refused_by_name(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(ValidationError) as error:

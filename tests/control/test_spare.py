@@ -1,7 +1,5 @@
 """Batches on an endpoint: they cost callers no quality and add no replica, unless their deadline needs it."""
 
-import pytest
-
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.control_settings import PolicyName
 from mars_ray.control.core.controller import Controller
@@ -12,7 +10,6 @@ from tests.control.control_samples import class_state, plan_of, report, requests
 from tests.factories.clock import Clock
 
 CLASSES = (ServiceClass(floor=0.5), ServiceClass(name=BATCH_CLASS, priority=-1, floor=0.5))
-POLICIES: list[PolicyName] = ["load", "capacity"]
 
 
 def state_of(name: str, threshold: float, share: float, second: int, waiting: int) -> ClassState:
@@ -47,20 +44,14 @@ def run(policy: PolicyName, backlog: Backlog | None) -> tuple[int, list[ClassSta
     return status.desired_replicas, list(status.classes)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_rows_beyond_the_capacity_lower_nothing_and_add_no_replica_while_the_deadline_is_far(
-    policy: PolicyName,
-) -> None:
-    replicas, classes = run(policy, Backlog(tokens=1e6, seconds=1e6))
+def test_rows_beyond_the_capacity_lower_nothing_and_add_no_replica_while_the_deadline_is_far() -> None:
+    replicas, classes = run("capacity", Backlog(tokens=1e6, seconds=1e6))
     assert (replicas, [each.threshold for each in classes]) == (1, [0.95, 0.95])
-    assert run(policy, Backlog(tokens=1e6, seconds=None))[0] == 1
+    assert run("capacity", Backlog(tokens=1e6, seconds=None))[0] == 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_batches_that_would_be_late_get_their_floor_and_replicas_and_callers_keep_their_threshold(
-    policy: PolicyName,
-) -> None:
-    replicas, classes = run(policy, Backlog(tokens=1e6, seconds=60.0))
+def test_batches_that_would_be_late_get_their_floor_and_replicas_and_callers_keep_their_threshold() -> None:
+    replicas, classes = run("capacity", Backlog(tokens=1e6, seconds=60.0))
     assert replicas > 1
     assert [each.threshold for each in classes] == [0.95, 0.5]
     assert "late" in classes[1].reason

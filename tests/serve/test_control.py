@@ -137,13 +137,13 @@ def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys
         classes=classes,
         threshold=0.99,
         engine={"max_num_seqs": 4, "max_waiting_seqs": 256},
-        control={"policy": "load"},
+        control={"slo": {"ttft_ms": 100}},
     )
 
     enough = threading.Event()
 
     def attack(number: int) -> set[int]:
-        # What a lower threshold makes faster: where it wins nothing, the law lowers none.
+        # What a lower threshold makes faster: where it wins nothing, the policy lowers none.
         bodies = ({"messages": list(each), "max_tokens": 64, "n": 4} for each in PROMPT_POOL[number::36])
         return {
             attacker.post("/v1/chat/completions", json={"model": "bundled", "temperature": 0} | each).status_code

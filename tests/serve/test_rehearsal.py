@@ -39,12 +39,12 @@ def client(rehearsed: Served) -> Iterator[httpx2.Client]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_header_of_each_answer_says_so(client: httpx2.Client, stream: bool) -> None:
     answer = client.post("/v1/chat/completions", json=ASK | {"stream": stream})
-    assert (answer.status_code, answer.headers["x-mars-rehearsal"]) == (200, WORDS)
+    assert (answer.status_code, answer.headers["x-mars-notice"]) == (200, WORDS)
 
 
 def test_the_model_list_says_so(rehearsed: Served) -> None:
     [model] = openai.OpenAI(base_url=f"{rehearsed.url}/v1", api_key="none").models.list()
-    assert model.to_dict()["rehearsal"] == WORDS
+    assert model.to_dict()["notice"] == WORDS
 
 
 def test_the_metrics_count_slow_steps_by_machine(client: httpx2.Client) -> None:
@@ -58,8 +58,8 @@ def test_the_controller_the_live_view_and_the_command_line_say_so(
 ) -> None:
     client.post("/v1/chat/completions", json=ASK).raise_for_status()
     rehearsed.beat()
-    assert client.get("/control").json()["rehearsal"].startswith(WORDS)
-    assert rehearsed.run(rehearsed.control.live("", 0)).status.rehearsal.startswith(WORDS)
+    assert client.get("/control").json()["notice"].startswith(WORDS)
+    assert rehearsed.run(rehearsed.control.live("", 0)).status.notice.startswith(WORDS)
     code, shown, said = mars_ray("status", "--once", "--url", rehearsed.url)
     assert code == 0, said
     assert WORDS in shown and "steps were slower here" in shown
@@ -67,15 +67,15 @@ def test_the_controller_the_live_view_and_the_command_line_say_so(
 
 def test_a_load_generator_passes_the_words_on(rehearsed: Served, capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_serve(LoadOptions(url=rehearsed.url, requests=2, max_tokens=4))
-    assert report["rehearsal"] == WORDS
+    assert report["notice"] == WORDS
     assert WORDS in capsys.readouterr().out
 
 
 def test_an_endpoint_at_the_speed_of_this_machine_says_nothing(endpoint: Served) -> None:
     settled(endpoint)
     with http(endpoint) as plain:
-        assert "x-mars-rehearsal" not in plain.post("/v1/chat/completions", json=ASK).headers
-        assert "rehearsal" not in plain.get("/v1/models").json()["data"][0]
+        assert "x-mars-notice" not in plain.post("/v1/chat/completions", json=ASK).headers
+        assert "notice" not in plain.get("/v1/models").json()["data"][0]
         assert "mars:rehearsal_slow_steps{" not in plain.get("/metrics").text
 
 

@@ -21,11 +21,11 @@ def machine_file(tmp_path: Path) -> Path:
 
 
 def test_a_trace_gives_figures_series_and_a_plot(trace: str, machine_file: Path, tmp_path: Path) -> None:
-    options = SimulateOptions(trace=trace, replicas=2, machine=str(machine_file), policy="load", slo=("e2e:60000",))
+    options = SimulateOptions(trace=trace, replicas=2, machine=str(machine_file), policy="fixed", slo=("e2e:60000",))
     report = json.loads(json.dumps(run_simulation(options, tmp_path / "plot.png")))
     assert report["metrics"]["ended"] == 20
     assert report["metrics"]["good"] == 1
-    assert report["plan"]["settings"]["policy"] == "load"
+    assert report["plan"]["settings"]["policy"] == "fixed"
     assert sum(report["seconds"]["arrived"]) == 20
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
@@ -48,6 +48,7 @@ def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_fil
     ("changes", "message"),
     [
         ({"policy": "capcity"}, "policy is 'capcity'"),
+        ({"policy": "slo"}, "policy is 'slo'; use 'capacity'"),
         ({"replicas": 0}, "replicas is 0"),
         ({"trace": "nowhere.csv.gz"}, "There is no file nowhere.csv.gz"),
         ({"trace": "poisson:3"}, "give a file"),

@@ -137,10 +137,10 @@ def test_a_rehearsal_is_named_above_all_figures(page: Page) -> None:
         page.goto(f"{endpoint.url}/cluster")
         for _ in range(6):
             endpoint.beat()
-        expect(page.locator("#rehearsal")).to_contain_text("modelled step time: h200/qwen2.5-7b/vllm (")
+        expect(page.locator("#figures-notice")).to_contain_text("modelled step time: h200/qwen2.5-7b/vllm (")
         page.goto(f"{endpoint.url}/")
-        expect(page.locator("#rehearsal")).to_have_text("modelled step time: h200/qwen2.5-7b/vllm")
+        expect(page.locator("#figures-notice")).to_have_text("modelled step time: h200/qwen2.5-7b/vllm")
 
 
 def test_without_a_rehearsal_the_page_names_none(page: Page, locked: Served, keys: dict[str, str]) -> None:
-    expect(watched(page, locked, keys["operate"]).locator("#rehearsal")).to_be_hidden()
+    expect(watched(page, locked, keys["operate"]).locator("#figures-notice")).to_be_hidden()

@@ -73,8 +73,8 @@ class JobReport:
     notes: tuple[str, ...] = ()
     """Files that the last run left out, and columns that the output has in another form or not at all, one sentence
     each."""
-    rehearsal: str = ""
-    """Machine whose step times the engines took, and the steps that were slower here; empty without a rehearsal."""
+    notice: str = ""
+    """Sentence that goes with all these figures; usually empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

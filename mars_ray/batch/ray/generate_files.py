@@ -94,7 +94,7 @@ def run_job(plan: JobPlan) -> JobReport:
                 model=plan.engines.model.name,
                 notes=plan.input.notes,
                 deadline=control_loop.deadline_summary(status),
-                rehearsal=control_loop.stats.rehearsal or plan.engines.rehearsal,  # a short job has no reports
+                notice=control_loop.stats.notice or plan.engines.workers.notice,  # a short job has no reports
             )
             output.report(report)
             end_trace(report)
@@ -165,8 +165,8 @@ def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:
     if not ray.is_initialized():
         dtype = plan.engines.model.dtype
         print(f"{NAME}: starting Ray; {dtype.name}: {dtype.reason}", file=sys.stderr)
-    if plan.engines.rehearsal:
-        print(f"{NAME}: {plan.engines.rehearsal}", file=sys.stderr)
+    if plan.engines.workers.notice:
+        print(f"{NAME}: {plan.engines.workers.notice}", file=sys.stderr)
     connect()
     return choose_places(plan.engines, rows=rows)
 

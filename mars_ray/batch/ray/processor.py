@@ -75,8 +75,8 @@ class _EngineStage:
         self._engines, row_format = plan_stage(config)
         row_format.open(self._engines.model)  # raises an error now if the model is unusable
         self._row_format = pickle.dumps(row_format)
-        if self._engines.rehearsal:
-            print(f"stage: {self._engines.rehearsal}", file=sys.stderr)
+        if self._engines.workers.notice:
+            print(f"stage: {self._engines.workers.notice}", file=sys.stderr)
 
     def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
         config = self._config

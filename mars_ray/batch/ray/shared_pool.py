@@ -8,14 +8,14 @@ import asyncio
 import hashlib
 import os
 import threading
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError
 
 from mars_ray.batch.ray.control_loop import ControlLoop
 from mars_ray.batch.ray.decoder_pool import DecoderPool, PoolSettings, start_decoders
@@ -23,8 +23,8 @@ from mars_ray.batch.rows.row_tables import failure_in, from_table
 from mars_ray.batch.rows.stage_rows import rows_to_answer, with_answers
 from mars_ray.batch.run.live_stats import StageBacklog
 from mars_ray.control.core.ray_controller import BATCH
-from mars_ray.errors import RunError
-from mars_ray.ray_private import NAMESPACE
+from mars_ray.errors import RunError, UnavailableError
+from mars_ray.ray_actor import ActorClient, SharedActor, remote
 
 BEAT_S = 2.0
 IDLE_S = 15
@@ -41,35 +41,49 @@ class SharedPoolSettings:
     deadline_s: float | None
 
 
-class SharedPool:
+class SharedPool(SharedActor):
     """Actor that owns the decoders and reports the backlog of all stages to their controller."""
 
     def __init__(self, app: str, settings: SharedPoolSettings) -> None:
         self._decoders = start_decoders(settings.pool, app)
         self._backlogs: dict[str, StageBacklog] = {}
-        self._silent_s = 0
         self._control_loop = ControlLoop(
             app, settings.pool.control, self._tokens_left, settings.deadline_s, lambda _: None
         )
         self._control_loop.__enter__()
-        self._watching = asyncio.get_event_loop().create_task(self._end_when_idle())
+        super().__init__(self)
 
     async def beat(self, stage: str, backlog: StageBacklog) -> list[Any]:
         """Record a heartbeat and the backlog of a stage, and return the decoders."""
-        self._silent_s = 0
         self._backlogs[stage] = backlog
         return self._decoders
 
     def _tokens_left(self) -> float:
         return sum(backlog.tokens_left for backlog in list(self._backlogs.values()))
 
-    async def _end_when_idle(self) -> None:
-        # Count seconds instead of reading a clock, because a clock keeps running while the machine is suspended.
-        while self._silent_s < IDLE_S:
-            await asyncio.sleep(1)
-            self._silent_s += 1
+    def unused(self) -> bool:
+        """Return whether no stage has sent a heartbeat for `IDLE_S` seconds."""
+        return self.silent_s >= IDLE_S
+
+    async def remove(self) -> None:
+        """End the controller of the stages."""
         await asyncio.to_thread(self._control_loop.__exit__, None, None, None)
-        ray.kill(ray.get_runtime_context().current_actor)
+
+
+class RayPool(ActorClient):
+    """Client of a shared pool. Use it within one event loop.
+
+    A pool that died starts again with its first heartbeat. Ray does not restart it, because its decoders die with it.
+    """
+
+    WITHIN_S = None
+    RESTARTS = 0
+    SILENT = "the shared decoders do not answer."
+
+    beat = remote(SharedPool.beat)
+
+    def __init__(self, app: str, settings: SharedPoolSettings) -> None:
+        super().__init__(SharedPool, app, app, settings)
 
 
 class SharedDecoders:
@@ -83,7 +97,7 @@ class SharedDecoders:
         self._app = f"{BATCH}stage-{job}-{digest}"
         self._stage = f"{os.getpid()}-{uuid4().hex}"
         self._decoders: DecoderPool | None = None
-        self._pool: Any = None
+        self._pool = RayPool(self._app, settings)
         threading.Thread(target=self._keep_beating, name="stage-beat", daemon=True).start()
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
@@ -91,27 +105,21 @@ class SharedDecoders:
         for _ in range(POOLS):
             try:
                 if self._decoders is None:
-                    self._decoders = DecoderPool(await self._beat())
+                    self._decoders = DecoderPool(await self._pool.beat(self._stage, self.backlog))
                 return await self._decoders.answer(rows, row_format)
-            except ActorDiedError:  # the pool has just ended or was killed
-                self._decoders = self._pool = None
+            except (ActorDiedError, UnavailableError):  # the pool has just ended or was killed
+                self._decoders = None
         raise RunError(f"the decoders died {POOLS} times with the same block.")
 
-    def _beat(self) -> Any:
-        if self._pool is None:
-            actor = ray.remote(SharedPool).options(
-                name=self._app, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0
-            )
-            self._pool = actor.remote(self._app, self._settings)
-        return self._pool.beat.remote(self._stage, self.backlog)
-
     def _keep_beating(self) -> None:
+        asyncio.run(self._beat_forever())
+
+    async def _beat_forever(self) -> None:
+        pool = RayPool(self._app, self._settings)  # a client belongs to one event loop
         while True:
-            try:
-                ray.get(self._beat())
-            except RayError:
-                self._decoders = self._pool = None
-            time.sleep(BEAT_S)
+            with suppress(UnavailableError):
+                await pool.beat(self._stage, self.backlog)
+            await asyncio.sleep(BEAT_S)
 
 
 class AnsweredRows:

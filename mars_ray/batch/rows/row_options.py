@@ -14,7 +14,7 @@ from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import DecodeParams, SamplingParams, seed_of
+from mars_ray.engine.request import NUMBERS, DecodeParams, SamplingParams, seed_of
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.strict_schema import closed_schema
 
@@ -29,8 +29,8 @@ PARAMETERS = frozenset(
         *COLUMNS,
         *INTEGERS,
         *GRAMMARS,
-        *("min_p", "stop_token_ids", "ignore_eos", "logit_bias"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *NUMBERS,
+        *("stop_token_ids", "ignore_eos", "logit_bias"),
     )
 )
 """Parameters that the column `sampling` may have."""

@@ -10,12 +10,11 @@ from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.engine.choose_engine import check_engine
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
-from mars_ray.engine.options import EngineOptions, checked_machine, modelled_step_time
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
-from mars_ray.machines.registry import step_model
 from mars_ray.model.card import Card, accuracies, agreements
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.threads import suitable_threads
@@ -40,11 +39,6 @@ class EnginePlan:
     threads: int
     """Number of threads that suits the model on a CPU."""
     control: ControlPlan
-
-    @property
-    def rehearsal(self) -> str:
-        """Words that name the machine whose step times the engines take; empty without a rehearsal."""
-        return "" if self.workers.rehearse is None else modelled_step_time(step_model(self.workers.rehearse).name)
 
     def spec(self, threads: int) -> EngineSpec:
         """Return the engine settings of a worker with this number of threads."""
@@ -75,8 +69,6 @@ def plan_engines(
 
     Raises an `InputError` for an unusable option.
     """
-    if workers.rehearse is not None:
-        workers = replace(workers, rehearse=checked_machine(workers.rehearse))  # with the absolute path
     control, decode = _control(decode, model.card, deadline_s, max_quality_loss)
     check_engine(model.base, workers, unnamed(model.adapter))
     threads = suitable_threads(model.base.parameters.total())

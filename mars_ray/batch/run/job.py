@@ -132,7 +132,7 @@ class Job:
         model: str,
         notes: tuple[str, ...] = (),
         deadline: str = "",
-        rehearsal: str = "",
+        notice: str = "",
     ) -> JobReport:
         """Return the report of the job so far, over all of its runs."""
         history = self._output.history
@@ -161,5 +161,5 @@ class Job:
             samples=tuple(json.loads(text) for text in history.samples()),
             deadline=deadline,
             notes=(*notes, *self._output.notes),
-            rehearsal=rehearsal,
+            notice=notice,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mars_ray.control.core.status import ReplicaStatus
-from mars_ray.engine.stats.state import EngineState, describe_rehearsals
+from mars_ray.engine.stats.state import EngineState, notice_of
 
 RECENT_S = 10.0
 """Seconds over which rates are averaged."""
@@ -57,9 +57,9 @@ class LiveStats:
         return dict(self._running)
 
     @property
-    def rehearsal(self) -> str:
-        """Machine whose step times the engines take, and the steps that were slower here; empty without a rehearsal."""
-        return describe_rehearsals(self._states.values())
+    def notice(self) -> str:
+        """Sentence that goes with all figures of the engines; usually empty."""
+        return notice_of(self._states.values())
 
     def tokens_per_s(self, engine: str | None = None) -> float | None:
         """Return the tokens per second of `engine`, or of all engines if `engine` is None.

@@ -32,7 +32,7 @@ from mars_ray.control.policies.spare import callers_alone, decide_for_batches, h
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.steady_clock import SteadyClock
 from mars_ray.engine.service_class import BATCH_CLASS
-from mars_ray.engine.stats.state import describe_rehearsals
+from mars_ray.engine.stats.state import notice_of
 from mars_ray.errors import ReportError
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Controller:
             workers=len(engine_states),
             late_s=max(decision.late_s for decision in self._decisions.values()),
             paused=self._job.paused,
-            rehearsal=describe_rehearsals(engine_states),
+            notice=notice_of(engine_states),
         )
 
     def thresholds(self) -> dict[str, float]:
@@ -162,7 +162,7 @@ class Controller:
             epoch=self._epoch,
             desired_replicas=self._desired_replicas,
             replicas=replicas,
-            rehearsal=describe_rehearsals(replica.state for replica in replicas),
+            notice=notice_of(replica.state for replica in replicas),
             price_per_hour=load.price_per_hour,
             price_per_million_tokens=load.price_per_million_tokens(self._replicas.tokens_s()),
             curve=curve_of(load, self._plan),

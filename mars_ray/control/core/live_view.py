@@ -106,5 +106,5 @@ class RunningJob:
     workers: int
     late_s: float
     paused: bool
-    rehearsal: str = ""
-    """Machines whose step times the workers take; empty without a rehearsal."""
+    notice: str = ""
+    """Sentence that goes with all figures of the job; usually empty."""

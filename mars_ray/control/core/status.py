@@ -65,8 +65,8 @@ class ClusterStatus:
     desired_replicas: int
     replicas: tuple[ReplicaStatus, ...]
     classes: tuple[ClassStatus, ...]
-    rehearsal: str = ""
-    """Machines whose step times the replicas take, and the steps that were slower here; empty without a rehearsal."""
+    notice: str = ""
+    """Sentence that goes with all these figures; usually empty."""
     price_per_hour: float | None = None
     """Price of all replicas together for an hour; None unless every replica has a price."""
     price_per_million_tokens: float | None = None

@@ -1,27 +1,44 @@
-"""The policy `capacity`: the highest thresholds at which the replicas keep up, judged by their measured speed."""
+"""The policy `capacity`: the highest thresholds at which the replicas keep up, judged by their measured speed.
+
+A PI controller on the measured latency covers what the prediction by speed misses.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.bounds import Bounds
-from mars_ray.control.policies.feedback import SloState, follow_latency
 from mars_ray.control.policies.policy import Decision, Policy
-from mars_ray.control.policies.worth import aimed_tpot_s, room_above, worthwhile_bounds
+from mars_ray.control.policies.worth import MARGIN, aimed_tpot_s, room_above, worst_latency, worthwhile_bounds
+
+GAIN = 0.3
+GAIN_PER_S = 0.05
+"""Proportional gain and integral gain: the share of the way from ceiling to floor by which thresholds fall if latency
+is 100 % above the promise."""
+RELIEF = 4
+"""How many times faster the integral falls than it rises. The smoother still keeps thresholds down for long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyState:
+    """State of the PI controller."""
+
+    integral: float = 0.0
+    """Integrated error, from 0 to 1, as a share of the way from ceiling to floor."""
 
 
 def decide_by_capacity(
-    plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: SloState, dt_s: float
-) -> tuple[dict[str, Decision], SloState]:
+    plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: LatencyState, dt_s: float
+) -> tuple[dict[str, Decision], LatencyState]:
     """Take the highest thresholds at which replicas of the measured speed meet the demand and the promised latency.
 
     Thresholds whose loss of accuracy outweighs their gain in requests finished in time are excluded, however high the
-    load is. The policy `slo` covers what this prediction misses: if `slo` decides on a lower threshold, that one is
-    used.
+    load is. Where the measured latency asks for a lower threshold than the prediction, that one is used.
     """
     bounds = worthwhile_bounds(plan, load, bounds)
-    by_latency, state = follow_latency(plan, load, bounds, state, dt_s)
+    by_latency, state = _follow_latency(plan, load, bounds, state, dt_s)
     decisions = dict[str, Decision]()
     for priority in sorted({service_class.priority for service_class in plan.classes}, reverse=True):
         peers = [service_class for service_class in plan.classes if service_class.priority == priority]
@@ -34,7 +51,43 @@ def decide_by_capacity(
     return {name: min(decision, by_latency[name], key=by_threshold) for name, decision in decisions.items()}, state
 
 
-CAPACITY = Policy(decide_by_capacity, initial=SloState())
+CAPACITY = Policy(decide_by_capacity, initial=LatencyState())
+
+
+def _follow_latency(
+    plan: ControlPlan, load: ClusterLoad, bounds: Mapping[str, Bounds], state: LatencyState, dt_s: float
+) -> tuple[dict[str, Decision], LatencyState]:
+    """Lower thresholds until the measured latency meets the promise; `bounds` contain only worthwhile thresholds."""
+    worst, latency_name = worst_latency(plan, load)
+    error = worst / MARGIN - 1
+    # The integral is clipped, because it must not take minutes to recover from a long peak.
+    gain = GAIN_PER_S * (1 if error > 0 else RELIEF)
+    integral = min(max(state.integral + gain * error * dt_s, 0.0), 1.0)
+    part = min(max(integral + GAIN * error, 0.0), 1.0)
+    reason = f"{latency_name} is {worst:.0%} of what was promised"
+    loads = _fair_loads(plan, {demand.name: demand.running + demand.waiting for demand in load.classes})
+    heaviest = max(loads.values(), default=0.0)
+    decisions = {
+        # A class that uses less than its share pays for the load of others with latency, never with quality.
+        name: Decision(bounds[name].at(part if own >= heaviest else 0.0), reason)
+        for name, own in loads.items()
+    }
+    return decisions, LatencyState(integral)
+
+
+def _fair_loads(plan: ControlPlan, requests: Mapping[str, float]) -> dict[str, float]:
+    """Return, for each class, the load if all classes of its priority used as much as it does relative to their shares.
+
+    The result is at most the real load. Classes of lower priority do not count.
+    """
+    loads = {}
+    for own in plan.classes:
+        peers = [peer for peer in plan.classes if peer.priority == own.priority]
+        higher = [service_class for service_class in plan.classes if service_class.priority > own.priority]
+        above = sum(requests.get(service_class.name, 0.0) for service_class in higher)
+        alike = requests.get(own.name, 0.0) * sum(peer.share for peer in peers) / own.share
+        loads[own.name] = above + min(alike, sum(requests.get(peer.name, 0.0) for peer in peers))
+    return loads
 
 
 def _fit_priority(

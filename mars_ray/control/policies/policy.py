@@ -42,18 +42,3 @@ class Policy(Generic[State]):
     initial: State
     uniform: bool = False
     """Whether all replicas always get the same thresholds."""
-
-
-def fair_loads(plan: ControlPlan, requests: Mapping[str, float]) -> dict[str, float]:
-    """Return, for each class, the load if all classes of its priority used as much as it does relative to their shares.
-
-    The result is at most the real load. Classes of lower priority do not count.
-    """
-    loads = {}
-    for own in plan.classes:
-        peers = [peer for peer in plan.classes if peer.priority == own.priority]
-        higher = [service_class for service_class in plan.classes if service_class.priority > own.priority]
-        above = sum(requests.get(service_class.name, 0.0) for service_class in higher)
-        alike = requests.get(own.name, 0.0) * sum(peer.share for peer in peers) / own.share
-        loads[own.name] = above + min(alike, sum(requests.get(peer.name, 0.0) for peer in peers))
-    return loads

@@ -8,7 +8,6 @@ from mars_ray.control.control_settings import ControlPlan, PolicyName
 from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.capacity import CAPACITY
 from mars_ray.control.policies.deadline import DEADLINE
-from mars_ray.control.policies.feedback import LOAD, SLO
 from mars_ray.control.policies.policy import Decision, Policy
 
 
@@ -23,8 +22,6 @@ FIXED = Policy(decide_fixed, initial=None, uniform=True)
 
 POLICIES: Mapping[PolicyName, Policy[Any]] = {
     "fixed": FIXED,
-    "load": LOAD,
-    "slo": SLO,
     "capacity": CAPACITY,
     "deadline": DEADLINE,
 }

@@ -36,8 +36,8 @@ from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.block_choice import BlockChoice
 from mars_ray.engine.stats.engine_stats import EngineStats, predicted_s
 from mars_ray.engine.stats.profile import Profile
-from mars_ray.engine.stats.rehearsal import rehearsal_of
 from mars_ray.engine.stats.state import EngineState
+from mars_ray.engine.stats.step_clock import step_clock
 from mars_ray.engine.stats.step_time import StepTimeFit
 from mars_ray.errors import AdapterError, ConfigError, GrammarError, MarsRayError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
@@ -99,8 +99,8 @@ class Engine:
         self.profile = Profile(self.block, self._adapters.calibration)
         self.step_time = StepTimeFit()
         self._blocks = BlockChoice(self.profile, self.step_time)
-        rehearsal = rehearsal_of(options.rehearse, clock, sleep)
-        self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock, rehearsal)
+        self._step_clock = step_clock(options.step_model, clock, sleep)
+        self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock, self._step_clock)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
@@ -168,7 +168,7 @@ class Engine:
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
-            rehearsal=self._stats.rehearsal_state(),
+            modelled=self._step_clock.modelled(),
         )
 
     def add(self, request: Request) -> None:

@@ -5,16 +5,18 @@ Out:   an event for each load; the engine's adapters, changed between two steps.
 Never: delays a step by reading or packing a file.
 """
 
+import ctypes
 import logging
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from mars_ray.engine.core.adapters import LoadedAdapter
 from mars_ray.engine.core.decoding_engine import DecodingEngine
 from mars_ray.engine.process.messages import AdapterLoaded, ForgetAdapter, LoadAdapter, OrderSocket, UseAdapters
-from mars_ray.engine.process.torch_openmp import torch_openmp
 from mars_ray.errors import AdapterError, MarsRayError
 
 log = logging.getLogger(__name__)
@@ -60,4 +62,16 @@ def _leave_cores_to_steps() -> None:
     """Let torch compute in this thread alone. `torch.set_num_threads` would set the threads of the steps, too."""
     torch.get_num_threads()  # torch sets the number once in each thread, before the first operation
     with suppress(OSError):
-        torch_openmp().omp_set_num_threads(1)
+        _torch_openmp().omp_set_num_threads(1)
+
+
+def _torch_openmp() -> ctypes.CDLL:
+    """Return the OpenMP library of torch, whose settings differ from thread to thread. Raises `OSError` without one."""
+    folder = Path(torch.__file__).parent
+    if sys.platform == "darwin":
+        return ctypes.CDLL(str(folder / "lib" / "libomp.dylib"))
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]
+    # Other packages may have loaded copies of their own; torch's are in `torch` or `torch.libs`.
+    own = [path for path in mapped if path.startswith(str(folder))]
+    return ctypes.CDLL((own + mapped + ["libgomp.so.1"])[0])

@@ -59,8 +59,8 @@ class EngineFacts:
     """Largest number of tokens proposed per forward."""
     token_bytes: tuple[bytes, ...]
     """Bytes of each token (see `model.token_bytes`)."""
-    rehearsal: str | None = None
-    """Machine whose step times the engine takes; None if steps take the time of this machine."""
+    notice: str = ""
+    """Sentence that goes with every figure of the engine; usually empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from mars_ray.engine.core.load import best_device
 from mars_ray.engine.core.start import start_engine
 from mars_ray.engine.grammar.library import GrammarTokenizer
 from mars_ray.engine.grammar.spec import GrammarSpec
-from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.process.adapter_worker import AdapterWorker
 from mars_ray.engine.process.collector import ChunkCollector
 from mars_ray.engine.process.messages import (
@@ -183,15 +182,14 @@ def _start(spec: EngineSpec) -> tuple[DecodingEngine, EngineFacts]:
     engine, tokenizer = start_engine(model, options, unnamed(spec.adapters.get(None)))
     # Standard error goes to the log of the parent process.
     print(f"engine on {device}, {engine.kernels}; {model.dtype.name}: {model.dtype.reason}", file=sys.stderr)
-    rehearsal = engine.state().rehearsal
-    if rehearsal:
-        print(f"engine with {modelled_step_time(rehearsal.name)}", file=sys.stderr)
+    if options.notice:
+        print(f"engine with {options.notice}", file=sys.stderr)
     return engine, EngineFacts(
         max_model_len=engine.limits.max_model_len,
         vocab_size=engine.limits.vocab_size,
         block=engine.block,
         token_bytes=token_bytes(tokenizer),
-        rehearsal=rehearsal.name if rehearsal else None,
+        notice=options.notice,
     )
 
 

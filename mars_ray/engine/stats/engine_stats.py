@@ -10,8 +10,8 @@ from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
-from mars_ray.engine.stats.rehearsal import Rehearsal
-from mars_ray.engine.stats.state import ClassState, RehearsalState
+from mars_ray.engine.stats.state import ClassState
+from mars_ray.engine.stats.step_clock import StepClock
 from mars_ray.engine.stats.step_time import StepTime, StepTimeFit, StepWork
 
 WINDOW_S = 10.0
@@ -45,27 +45,21 @@ class _Counts:
 
 
 class EngineStats:
-    """Counts events by class of service, keeps recent latencies, and passes the times of steps to `step_time`.
-
-    With a `rehearsal`, each step waits until the modelled machine would have finished the step.
-    """
+    """Counts events by class of service, keeps recent latencies, and passes the times of steps to `step_time`."""
 
     def __init__(
         self,
         classes: Iterable[str],
         step_time: StepTimeFit,
         clock: Callable[[], float],
-        rehearsal: Rehearsal | None = None,
+        step_clock: StepClock,
     ) -> None:
         self._step_time = step_time
         self._clock = clock
-        self._rehearsal = rehearsal
+        self._step_clock = step_clock
         self._counts = {name: _Counts() for name in classes}
         self._ttft_s = LatencyWindow()
         self._tpot_s = LatencyWindow()
-        self._began_s = 0.0
-        self._ended_s: float | None = None
-        """End of the last step; None if the engine has been idle since."""
         self.steps = 0
         """Steps that ran a forward."""
         self.kv_tokens = 0
@@ -96,34 +90,21 @@ class EngineStats:
 
     def step_began(self) -> None:
         """Record the start of a step."""
-        self._began_s = self._clock()
+        self._step_clock.begin()
 
     def forward_ended(self, batch: list[ScheduledSequence], kv_tokens: int) -> None:
-        """Record a forward that attended to `kv_tokens`. In a rehearsal, wait for the modelled machine.
-
-        The wait comes before tokens are committed, so latencies include it.
-        """
+        """Record a forward that attended to `kv_tokens`, before its tokens are committed."""
         self.kv_tokens = kv_tokens
-        if self._rehearsal:
-            self._rehearsal.wait(_work_of(batch, kv_tokens), self._began_s)
+        self._step_clock.forwarded(_work_of(batch, kv_tokens))
 
     def step_ended(self, batch: list[ScheduledSequence]) -> None:
         """Record the work and the time of a step."""
         self.steps += 1
-        # The time between steps, such as sending chunks, counts as part of the step.
-        since_s = self._began_s if self._ended_s is None else self._ended_s
-        self._ended_s = self._clock()
-        self._step_time.observe(_work_of(batch, self.kv_tokens), self._ended_s - since_s)
+        self._step_time.observe(_work_of(batch, self.kv_tokens), self._step_clock.end())
 
     def idle(self) -> None:
         """Record that the engine has no work, so that the time until the next step does not count."""
-        self._ended_s = None
-        if self._rehearsal:
-            self._rehearsal.idle()
-
-    def rehearsal_state(self) -> RehearsalState | None:
-        """Return the machine that the engine rehearses; None if steps take the time of this machine."""
-        return self._rehearsal.state() if self._rehearsal else None
+        self._step_clock.idle()
 
     def class_states(
         self, running_seqs: Iterable[Sequence], waiting: WaitingQueue, thresholds: Mapping[str, float]

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import neg
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +39,20 @@ COMMON_DRAFTS = 4.0
 last masks give few drafts of their own."""
 
 Counts = NDArray[np.float64]
+Share = Annotated[float, "from 0 to 1"]
+"""A share of something, which is at most 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilePoint:
     """Gain, cost and agreement at one threshold of the grid."""
 
-    threshold: float
+    threshold: Share
     tokens: tuple[float, ...]
     """Tokens gained in an average forward of one sequence with blocks of 1, 2, ... up to the full block."""
     positions: tuple[float, ...]
     """Positions that such a forward uses, for the same blocks."""
-    agreement: float | None = None
+    agreement: Share | None = None
     """Share of the tokens that autoregressive decoding would also choose after the same prefix; None before the first
     audit at this threshold."""
     audited: float = 0.0

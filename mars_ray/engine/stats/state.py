@@ -1,12 +1,16 @@
-"""A snapshot of an engine between two steps."""
+"""A snapshot of an engine between two steps, and the metrics that it exports.
+
+A new metric is a field here, its value where the engine makes the snapshot, and an entry of `METRICS`. Processes on the
+way to `/metrics` pass the snapshot on whole.
+"""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from mars_ray.engine.options import modelled_step_time
-from mars_ray.engine.stats.profile import ProfilePoint
+from mars_ray.engine.stats.profile import ProfilePoint, Share
 from mars_ray.engine.stats.step_time import StepTime
+from mars_ray.machines.step_model import step_notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +18,7 @@ class ClassState:
     """Load of one class of service. Counters start at 0 when the engine starts."""
 
     name: str
-    threshold: float
+    threshold: Share
     """Threshold of requests that do not set one."""
     running: int
     """Sequences that have a slot in the cache."""
@@ -31,8 +35,8 @@ class ClassState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RehearsalState:
-    """A machine that an engine rehearses: its steps last as long as a model of that machine says."""
+class ModelledSteps:
+    """A machine whose step times an engine takes: its steps last as long as a model of that machine says."""
 
     name: str
     """Machine and network, such as `h200/qwen2.5-7b`."""
@@ -49,7 +53,7 @@ class EngineState:
     classes: tuple[ClassState, ...]
     tokens_running: int
     """Tokens generated so far by the running sequences."""
-    kv_cache_usage: float
+    kv_cache_usage: Share
     """Share of the KV cache that running sequences fill."""
     kv_tokens: int
     """Tokens in the cache that the last step attended to."""
@@ -68,7 +72,7 @@ class EngineState:
     """95th percentile of the time from arrival to the first token, over the last seconds."""
     tpot_p95_s: float | None
     """95th percentile of the time per token after the first, over sequences that ended in the last seconds."""
-    rehearsal: RehearsalState | None = None
+    modelled: ModelledSteps | None = None
     """Machine whose step times the engine takes; None if steps take the time of this machine."""
 
     @property
@@ -87,16 +91,67 @@ class EngineState:
         return sum(state.waiting for state in self.classes)
 
 
-def describe_rehearsals(states: Iterable[EngineState]) -> str:
-    """Return the machines that engines rehearse, and the share of steps that were slower here; empty if no engine
-    rehearses one."""
+@dataclass(frozen=True, slots=True)
+class StateMetric:
+    """A Prometheus metric that is read from the state of an engine."""
+
+    name: str
+    help: str
+    read: Callable[[EngineState], float | Mapping[str, float]]
+    """Return the value; with a `label`, the values by that label. Values of labels never come from callers."""
+    label: str | None = None
+    counter: bool = False
+    """Whether the metric is a counter, whose value never falls while the engine runs; other metrics are gauges."""
+
+
+METRICS = (
+    StateMetric("vllm:num_requests_running", "Sequences that have a slot.", lambda state: state.running),
+    StateMetric("vllm:num_requests_waiting", "Sequences in the queue.", lambda state: state.waiting),
+    StateMetric(
+        "vllm:kv_cache_usage_perc", "Share of the cache that is filled, 0 to 1.", lambda state: state.kv_cache_usage
+    ),
+    StateMetric("mars:engine_steps", "Steps that ran a forward so far.", lambda state: state.steps),
+    StateMetric("vllm:num_preemptions", "Sequences preempted.", lambda state: state.preemptions, counter=True),
+    StateMetric(
+        "mars:threshold",
+        "Threshold of requests that do not set one.",
+        lambda state: {class_state.name: class_state.threshold for class_state in state.classes},
+        label="service_class",
+    ),
+    StateMetric("mars:threshold_changes", "Changes of the threshold so far.", lambda state: state.threshold_changes),
+    StateMetric(
+        "mars:tokens_per_forward",
+        "Tokens per forward, by threshold.",
+        lambda state: {f"{point.threshold:g}": point.tokens_per_forward for point in state.profile},
+        label="threshold",
+    ),
+    StateMetric(
+        "mars:agreement",
+        "Share of tokens that autoregressive decoding would also choose.",
+        lambda state: {
+            f"{point.threshold:g}": point.agreement for point in state.profile if point.agreement is not None
+        },
+        label="threshold",
+    ),
+    StateMetric(
+        "mars:rehearsal_slow_steps",
+        "Steps slower than on the modelled machine so far. With this metric, all times have a modelled step time.",
+        lambda state: {state.modelled.name: state.modelled.slow_steps} if state.modelled else {},
+        label="machine",
+    ),
+)
+
+
+def notice_of(states: Iterable[EngineState]) -> str:
+    """Return the sentence that goes with all figures of these engines: the machines whose step times they take, and the
+    share of steps that were slower here. Empty if all steps take the time of this machine."""
     steps: Counter[str] = Counter()
     slow_steps: Counter[str] = Counter()
     for state in states:
-        if rehearsal := state.rehearsal:
-            steps[rehearsal.name] += state.steps
-            slow_steps[rehearsal.name] += rehearsal.slow_steps
+        if modelled := state.modelled:
+            steps[modelled.name] += state.steps
+            slow_steps[modelled.name] += modelled.slow_steps
     return "; ".join(
-        f"{modelled_step_time(name)} ({slow_steps[name]:,} of {count:,} steps were slower here)"
+        f"{step_notice(name)} ({slow_steps[name]:,} of {count:,} steps were slower here)"
         for name, count in steps.items()
     )

@@ -72,8 +72,7 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
         SamplingParams(temperature=options.temperature)
     except RequestError as error:
         raise ConfigError(str(error)) from None
-    if options.workers.rehearse is not None:
-        raise ConfigError(f"rehearse is {options.workers.rehearse!r}; an evaluation measures this machine, so omit it.")
+    options.workers.check_real_time("an evaluation")
     check_reachable(options.output)
     tasks = open_tasks(options.tasks, options.questions)
     questions = [question for task in tasks for question in task.questions]

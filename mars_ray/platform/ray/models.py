@@ -22,7 +22,6 @@ from mars_ray.errors import MarsRayError, ServeError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.platform.accounts.account_store import open_audit_log
 from mars_ray.platform.models.applications import ApplicationState, application_prefix
-from mars_ray.platform.models.directory import Directory
 from mars_ray.platform.models.manager import ModelManager
 from mars_ray.platform.models.model_settings import AddedModel
 from mars_ray.platform.platform_config import PlatformConfig
@@ -65,22 +64,25 @@ class Models:
         self._manager = await self._in_thread(make)
         self._stepping = asyncio.create_task(self._step_forever())
 
-    async def follow(self, gateway: str, revision: int) -> Directory | None:
-        """Return the directory, unless `revision` is its newest; see `ModelManager`."""
-        directory: Directory | None = await self._in_thread(self._manager.follow, gateway, revision)
-        return directory
-
-    async def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> MarsRayError | None:
-        """Change the registry by one of its methods. Returns errors as values, because Ray wraps exceptions."""
+    async def call(self, method: str, *args: Any) -> Any:
+        """Return the result of a method of `ModelsLink`, or its error, because Ray wraps exceptions in its own."""
         try:
-            # In another thread, because a model may have to be downloaded.
-            arguments = await asyncio.to_thread(_pinned, method, args)
-            if problem := await self._problem(method, arguments):
-                return problem
-            await self._in_thread(self._manager.change, by, action, subject, method, *arguments)
+            if method == ModelManager.change.__name__:
+                args = await self._pinned(*args)
+            return await self._in_thread(getattr(self._manager, method), *args)
         except MarsRayError as error:
             return error
-        return None
+
+    async def _pinned(self, by: str, action: str, subject: str, method: str, *args: Any) -> tuple[Any, ...]:
+        """Return the arguments of a change, with names that mean the same on every node.
+
+        Raises the error of a model or an adapter that cannot be served.
+        """
+        # In another thread, because a model may have to be downloaded.
+        arguments = await asyncio.to_thread(_pinned, method, args)
+        if problem := await self._problem(method, arguments):
+            raise problem
+        return by, action, subject, method, *arguments
 
     async def _problem(self, method: str, arguments: Sequence[Any]) -> MarsRayError | None:
         """Return why the model or the adapter of a change cannot be served."""

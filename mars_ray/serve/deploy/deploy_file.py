@@ -61,8 +61,8 @@ def read_deploy_file(
     if engine:
         args = args | {"engine": _mapping(args, "engine", f"{source}: applications[0].args") | engine}
     config = parse_config(settings, args, source, "applications[0].args")
-    if config.engine.rehearse is not None:
-        args = args | {"engine": args["engine"] | {"rehearse": config.engine.rehearse}}  # with the absolute path
+    if config.engine.paths:
+        args = args | {"engine": args["engine"] | config.engine.paths}
     check_exposure(str(http["host"]), config)
     return (
         {"proxy_location": "HeadOnly", "logging_config": {"enable_access_log": False}}

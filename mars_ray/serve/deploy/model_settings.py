@@ -16,7 +16,6 @@ from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import AtLeastOne, EngineTuning
 from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
-from mars_ray.machines.registry import step_model
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import BUNDLED
 
@@ -35,14 +34,14 @@ class EngineConfig(EngineTuning):
     """`auto` means bfloat16 for large 16-bit checkpoints on machines with fast bfloat16, and float32 otherwise."""
     price_per_hour: Annotated[float, Field(ge=0, le=1e12)] | None = None
     """Price of one replica for an hour, in any currency, from which prices per million tokens follow. None means the
-    price of the GPU that `rehearse` names, and no price without `rehearse`."""
+    price of the GPU whose step times the engine takes, and no price with the times of this machine."""
 
     @property
     def replica_price(self) -> float | None:
-        """Price of one replica for an hour, set or taken from the rehearsed GPU; None if there is neither."""
-        if self.price_per_hour is not None or self.rehearse is None:
+        """Price of one replica for an hour, set or of the GPU whose step times it takes; None if there is neither."""
+        if self.price_per_hour is not None or self.step_model is None:
             return self.price_per_hour
-        return step_model(self.rehearse).gpu.dollars_per_hour
+        return self.step_model.gpu.dollars_per_hour
 
 
 class ModelSettings(BaseModel):

@@ -273,7 +273,7 @@ class Endpoint:
             requests = [call.request for call in traced]
             calls = traced
         generation = Generation(
-            body, requests, http, builder, exchange.usage, model.engine.rehearsal, keep, calls, self._meter
+            body, requests, http, builder, exchange.usage, model.engine.notice, keep, calls, self._meter
         )
         return await (self._stream(generation) if body.stream else self._full(generation))
 

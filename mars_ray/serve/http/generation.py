@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.options import modelled_step_time
 from mars_ray.engine.request import Request as EngineRequest
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import api_error
@@ -48,8 +47,8 @@ class Generation:
     http: Request
     builder: ResponseBuilder
     usage: ResponseUsage
-    rehearsal: str | None
-    """Machine whose step times the engine takes; None if steps take the time of this machine."""
+    notice: str
+    """Sentence that goes with every figure of the engine; usually empty."""
     keep: Keep | None
     calls: Sequence[EngineCall | None]
     """The trace of each engine request; None for each request if the HTTP request is not traced."""
@@ -64,8 +63,8 @@ class Generation:
         headers = {"x-mars-threshold": self.usage.threshold_range}
         if self.usage.max_tokens is not None:
             headers["x-mars-max-tokens"] = str(self.usage.max_tokens)
-        if self.rehearsal:
-            headers["x-mars-rehearsal"] = ascii(modelled_step_time(self.rehearsal))[1:-1]
+        if self.notice:
+            headers["x-mars-notice"] = ascii(self.notice)[1:-1]
         return headers
 
     def running(self) -> asyncio.Semaphore:

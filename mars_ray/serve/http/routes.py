@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
@@ -227,7 +226,6 @@ async def endpoint_of(models: Models, name: str | None, request: Request) -> End
 
 
 def _model(model: ModelInfo) -> Model:
-    rehearsal = model.engine.rehearsal
     return Model(
         id=model.name,
         created=model.created,
@@ -235,7 +233,7 @@ def _model(model: ModelInfo) -> Model:
         owned_by="mars-ray",
         max_model_len=model.engine.max_model_len,
         block=model.engine.block,
-        **({"rehearsal": modelled_step_time(rehearsal)} if rehearsal else {}),
+        **({"notice": model.engine.notice} if model.engine.notice else {}),
     )
 
 

@@ -19,9 +19,7 @@ from mars_ray.adapter.card import resolve_adapters
 from mars_ray.control.core.ray_controller import remove_controllers
 from mars_ray.control.policies.bounds import bounds_of, describe_bounds
 from mars_ray.engine.choose_engine import check_engine
-from mars_ray.engine.options import modelled_step_time
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, ServeError
-from mars_ray.machines.registry import step_model
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_cluster import connect
@@ -103,7 +101,7 @@ def run(
                 url = _url(schema)
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
                 print(EXAMPLE.format(url=url, model=config.model_name), flush=True)
-                for line in [*_rehearsal(config), *_thresholds(config)]:
+                for line in [*_notices(config), *_thresholds(config)]:
                     _say(line, started_s)
                 signals.wait()
             if _deployed_s(name) == deployed_s:
@@ -129,10 +127,9 @@ def _say(line: str, started_s: float) -> None:
     print(f"mars-ray: {time.monotonic() - started_s:5.1f} s  {line}", file=sys.stderr, flush=True)
 
 
-def _rehearsal(config: ServeConfig) -> list[str]:
-    """Return a line about the machine that the engines rehearse; none if steps take the time of this machine."""
-    machine = config.engine.rehearse
-    return [] if machine is None else [modelled_step_time(step_model(machine).name)]
+def _notices(config: ServeConfig) -> list[str]:
+    """Return the line that goes with all figures of the engines, if there is one."""
+    return [config.engine.notice] if config.engine.notice else []
 
 
 def _thresholds(config: ServeConfig) -> list[str]:

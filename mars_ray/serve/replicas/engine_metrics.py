@@ -10,6 +10,7 @@ Never: lets a caller determine the value of a label.
 
 import time
 from collections import Counter as Counts
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -17,7 +18,7 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8, generate_latest
 
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason
 from mars_ray.engine.request import Request
-from mars_ray.engine.stats.state import EngineState
+from mars_ray.engine.stats.state import METRICS, EngineState
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a series per metric
 
@@ -68,23 +69,17 @@ class EngineMetrics:
             [*self._labels, "finished_reason"],
             registry=self._registry,
         )
-        self._running = self._gauge("vllm:num_requests_running", "Sequences that have a slot.")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences in the queue.")
-        self._kv_cache_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the cache that is filled, 0 to 1.")
-        self._steps = self._gauge("mars:engine_steps", "Steps that ran a forward so far.")
-        self._preemptions = self._counter("vllm:num_preemptions", "Sequences preempted.")
-        self._preemptions_counted = 0
-        self._threshold = self._by("service_class", "mars:threshold", "Threshold of requests that do not set one.")
-        self._slow_steps = self._by(
-            "machine",
-            "mars:rehearsal_slow_steps",
-            "Steps slower than on the rehearsed machine so far. With this metric, all times have a modelled step time.",
-        )
-        self._threshold_changes = self._gauge("mars:threshold_changes", "Changes of the threshold so far.")
-        self._curve = self._by("threshold", "mars:tokens_per_forward", "Tokens per forward, by threshold.")
-        self._agreement = self._by(
-            "threshold", "mars:agreement", "Share of tokens that autoregressive decoding would also choose."
-        )
+        self._state = {
+            metric: (Counter if metric.counter else Gauge)(
+                metric.name,
+                metric.help,
+                [*self._labels, *([metric.label] if metric.label else [])],
+                registry=self._registry,
+            )
+            for metric in METRICS
+        }
+        self._counted = defaultdict[str, float](float)
+        """Values of the counters of the state when the metrics were last read."""
 
     def begin(self, request: Request) -> "RequestObserver":
         """Return an observer for a request that arrives now."""
@@ -95,33 +90,20 @@ class EngineMetrics:
         self._success.labels(**self._labels, finished_reason=REASONS[reason]).inc()
 
     def text(self, state: EngineState) -> str:
-        """Return all metrics as OpenMetrics text, with the gauges of `state`."""
-        self._running.set(state.running)
-        self._waiting.set(state.waiting)
-        self._kv_cache_usage.set(state.kv_cache_usage)
-        self._steps.set(state.steps)
-        self._preemptions.inc(max(0, state.preemptions - self._preemptions_counted))
-        self._preemptions_counted = state.preemptions
-        for service_class in state.classes:
-            self._threshold.labels(**self._labels, service_class=service_class.name).set(service_class.threshold)
-        self._threshold_changes.set(state.threshold_changes)
-        if state.rehearsal:
-            self._slow_steps.labels(**self._labels, machine=state.rehearsal.name).set(state.rehearsal.slow_steps)
-        for point in state.profile:
-            labels = self._labels | {"threshold": f"{point.threshold:g}"}
-            self._curve.labels(**labels).set(point.tokens_per_forward)
-            if point.agreement is not None:
-                self._agreement.labels(**labels).set(point.agreement)
+        """Return all metrics as OpenMetrics text, with those of `state`."""
+        for metric, exported in self._state.items():
+            values = metric.read(state)
+            for label, value in (values if isinstance(values, Mapping) else {"": values}).items():
+                series = exported.labels(**self._labels, **({metric.label: label} if metric.label else {}))
+                if isinstance(series, Counter):
+                    series.inc(max(0, value - self._counted[metric.name]))
+                    self._counted[metric.name] = value
+                else:
+                    series.set(value)
         return openmetrics_text(self._registry)
 
     def _counter(self, name: str, meaning: str) -> Counter:
         return Counter(name, meaning, list(self._labels), registry=self._registry).labels(**self._labels)
-
-    def _gauge(self, name: str, meaning: str) -> Gauge:
-        return Gauge(name, meaning, list(self._labels), registry=self._registry).labels(**self._labels)
-
-    def _by(self, label: str, name: str, meaning: str) -> Gauge:
-        return Gauge(name, meaning, [*self._labels, label], registry=self._registry)
 
     def _seconds(self, name: str, meaning: str) -> Histogram:
         return self._histogram(f"vllm:{name}_seconds", meaning, SECONDS)

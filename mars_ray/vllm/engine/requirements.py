@@ -5,15 +5,12 @@ from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from mars_ray.engine.options import EngineTuning
+from mars_ray.engine.options import MARS_ONLY, EngineTuning
 from mars_ray.errors import AdapterError, ConfigError, InputError, ModelError
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.vllm.architectures import ARCHITECTURE_OF
 from mars_ray.vllm.settings import VllmSettings
 from mars_ray.vllm.start_checks import check_version
-
-OURS = ("max_kv_tokens", "quantize", "rehearse", "adapter_memory_gib")
-"""Options that only the engine `mars` has. None leaves each unset."""
 
 
 def problems(model: ResolvedModel, tuning: EngineTuning, adapters: Mapping[str | None, Path]) -> Iterator[InputError]:
@@ -28,7 +25,7 @@ def problems(model: ResolvedModel, tuning: EngineTuning, adapters: Mapping[str |
             f"{model.folder} has model_type {family}; the engine vllm supports {', '.join(ARCHITECTURE_OF)}. "
             "Set engine to mars."
         )
-    for option in OURS:
+    for option in MARS_ONLY:
         if (value := getattr(tuning, option)) is not None:
             yield ConfigError(
                 f"{option} is {value!r}, which the engine vllm lacks. Leave it out, or set engine to mars."

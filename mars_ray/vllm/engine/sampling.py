@@ -5,7 +5,7 @@ from typing import Any
 
 from mars_ray.engine.grammar.library import LAYOUT
 from mars_ray.engine.grammar.spec import GrammarSpec
-from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.engine.request import NUMBERS, Request, SamplingParams
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric
@@ -48,17 +48,13 @@ def sampling_arguments(sequence: Sequence) -> dict[str, Any]:
         "max_tokens": sequence.max_tokens - partial,
         "min_tokens": max(0, min(sampling.min_tokens, sequence.max_tokens) - partial),
         "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
         "seed": sequence.seed % SEEDS,
         "stop_token_ids": sorted(sequence.stop_ids),
         "ignore_eos": True,  # the model's stop tokens are among `stop_token_ids` unless the request ignores them
         "logprobs": sampling.logprobs,
         "logit_bias": dict(sampling.logit_bias) or None,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
+        **{name: getattr(sampling, name) for name in NUMBERS},
         "extra_args": lookahead_arguments(sequence.request),
         "detokenize": False,
     }

@@ -71,8 +71,8 @@ export function draw() {
   $("live").hidden = !now;
   if (!now) return;
   const last = frames.at(-1);
-  $("rehearsal").hidden = !now.status.rehearsal;
-  $("rehearsal").textContent = now.status.rehearsal ?? "";
+  $("figures-notice").hidden = !now.status.notice;
+  $("figures-notice").textContent = now.status.notice ?? "";
   const perHour = now.status.price_per_hour;
   tiles([
     ["replicas", String(now.replicas), `${now.status.desired_replicas || "–"} desired`],
@@ -257,7 +257,7 @@ function jobs() {
     const due = left === null ? "none" : left < 0 ? `missed ${minutes} min ago` : `in ${minutes} min`;
     const late = `runs; will be ${(row.late_s / 60).toFixed(1)} min late even at the floor`;
     const plain = row.paused ? "paused for online requests" : row.late_s ? late : "runs";
-    const status = row.rehearsal ? `${plain}; ${row.rehearsal}` : plain;
+    const status = row.notice ? `${plain}; ${row.notice}` : plain;
     return [row.name, {
       key: share.toFixed(2),
       parts: () => {

@@ -158,8 +158,8 @@ $("clear").addEventListener("click", () => location.reload());
 try {
   const models = await (await call("v1/models")).json();
   $("model").append(...models.data.map(({ id }) => make("option", "", id)));
-  $("rehearsal").textContent = models.data[0].rehearsal ?? "";
-  $("rehearsal").hidden = !models.data[0].rehearsal;
+  $("figures-notice").textContent = models.data[0].notice ?? "";
+  $("figures-notice").hidden = !models.data[0].notice;
 } catch (error) {
   $("says").textContent = error.message;
 }

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import checked_machine
+from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
-from mars_ray.engine.stats.rehearsal import Rehearsal
-from mars_ray.engine.stats.state import RehearsalState, describe_rehearsals
+from mars_ray.engine.stats.state import ModelledSteps, notice_of
+from mars_ray.engine.stats.step_clock import ModelledClock
 from mars_ray.engine.stats.step_time import FIRST_FIT, StepWork
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
@@ -54,59 +54,64 @@ class Time:
         self.now_s += seconds + self.late_s
 
 
-def rehearsal(time: Time) -> Rehearsal:
-    return Rehearsal(MODEL, time.clock, time.sleep)
+def modelled(time: Time) -> ModelledClock:
+    return ModelledClock(MODEL, time.clock, time.sleep)
+
+
+def forward(stepping: ModelledClock, time: Time, own_s: float = 0.0, work: StepWork = WORK) -> None:
+    """Run a forward that takes `own_s` here."""
+    stepping.begin()
+    time.now_s += own_s
+    stepping.forwarded(work)
 
 
 def test_a_step_that_is_faster_here_waits_for_the_rest_of_its_time() -> None:
     time = Time()
-    rehearsed = rehearsal(time)
+    stepping = modelled(time)
     began_s = time.now_s
-    time.now_s += STEP_S / 4
-    rehearsed.wait(WORK, began_s)
+    forward(stepping, time, STEP_S / 4)
     assert time.waits_s == [pytest.approx(STEP_S * 3 / 4)]
     assert time.now_s == pytest.approx(began_s + STEP_S)
-    assert rehearsed.state() == RehearsalState(name=MACHINE, slow_steps=0)
+    assert stepping.modelled() == ModelledSteps(name=MACHINE, slow_steps=0)
 
 
 def test_a_step_that_is_slower_here_is_counted_and_the_next_one_has_its_whole_time() -> None:
     time = Time()
-    rehearsed = rehearsal(time)
-    time.now_s += 2 * STEP_S
-    rehearsed.wait(WORK, 100.0)
-    assert (time.waits_s, rehearsed.state().slow_steps) == ([], 1)
-    rehearsed.wait(WORK, time.now_s)
+    stepping = modelled(time)
+    forward(stepping, time, 2 * STEP_S)
+    assert (time.waits_s, stepping.modelled().slow_steps) == ([], 1)
+    forward(stepping, time)
     assert time.waits_s == [pytest.approx(STEP_S)]
-    assert rehearsed.state().slow_steps == 1
+    assert stepping.modelled().slow_steps == 1
 
 
 def test_the_time_between_two_steps_is_part_of_the_next_one() -> None:
     time = Time()
-    rehearsed = rehearsal(time)
-    rehearsed.wait(WORK, time.now_s)
+    stepping = modelled(time)
+    forward(stepping, time)
     time.now_s += STEP_S / 2  # commit and send tokens
-    rehearsed.wait(WORK, time.now_s)
+    forward(stepping, time)
     assert time.now_s == pytest.approx(100.0 + 2 * STEP_S)
 
 
 def test_the_time_without_work_is_no_part_of_a_step() -> None:
     time = Time()
-    rehearsed = rehearsal(time)
-    rehearsed.wait(WORK, time.now_s)
-    rehearsed.idle()
+    stepping = modelled(time)
+    forward(stepping, time)
+    stepping.idle()
     time.now_s += 60.0
-    rehearsed.wait(WORK, time.now_s)
+    forward(stepping, time)
     assert time.waits_s == [pytest.approx(STEP_S)] * 2
-    assert rehearsed.state().slow_steps == 0
+    assert stepping.modelled().slow_steps == 0
 
 
 def test_late_wake_ups_do_not_add_up() -> None:
     time = Time(late_s=STEP_S / 10)
-    rehearsed = rehearsal(time)
+    stepping = modelled(time)
     for _ in range(100):
-        rehearsed.wait(WORK, time.now_s)
+        forward(stepping, time)
     assert time.now_s == pytest.approx(100.0 + 100 * STEP_S + time.late_s)
-    assert rehearsed.state().slow_steps == 0
+    assert stepping.modelled().slow_steps == 0
 
 
 WORKS = st.builds(
@@ -121,16 +126,15 @@ WORKS = st.builds(
 @given(st.lists(st.tuples(WORKS, st.floats(0, 3)), max_size=20))
 def test_every_step_lasts_as_long_as_the_slower_of_the_two_machines(steps: list[tuple[StepWork, float]]) -> None:
     time = Time(now_s=0.0)
-    rehearsed = rehearsal(time)
+    stepping = modelled(time)
     slow_steps = 0
     for work, share in steps:
         began_s = time.now_s
         own_s = share * modelled_s(work)
-        time.now_s += own_s
-        rehearsed.wait(work, began_s)
+        forward(stepping, time, own_s, work)
         assert time.now_s - began_s == pytest.approx(max(own_s, modelled_s(work)))
         slow_steps += share > 1.001
-    assert slow_steps <= rehearsed.state().slow_steps <= sum(share > 0.999 for _, share in steps)
+    assert slow_steps <= stepping.modelled().slow_steps <= sum(share > 0.999 for _, share in steps)
 
 
 # In an engine
@@ -150,7 +154,7 @@ def test_the_step_times_that_an_engine_measures_are_the_modelled_ones(bundled: C
     assert fitted is not None
     work = StepWork(num_seqs=1, positions=1, kv_tokens=30)
     assert fitted.seconds(work) == pytest.approx(modelled_s(work), rel=0.01)
-    assert engine.state().rehearsal == RehearsalState(name=MACHINE, slow_steps=0)
+    assert engine.state().modelled == ModelledSteps(name=MACHINE, slow_steps=0)
     assert len(time.waits_s) == engine.state().steps == 2 * FIRST_FIT
 
 
@@ -177,7 +181,7 @@ def test_an_engine_without_a_rehearsal_never_waits(bundled: Checkpoint, prompts:
     time = Time()
     engine = rehearsing(bundled, time, machine=None)
     run(engine, [request(0, prompts[0], max_tokens=4)])
-    assert (time.waits_s, engine.state().rehearsal) == ([], None)
+    assert (time.waits_s, engine.state().modelled) == ([], None)
 
 
 # Names
@@ -189,20 +193,20 @@ def test_an_unknown_machine_is_refused_with_the_known_ones(bundled: Checkpoint) 
 
 
 def test_a_name_stays_and_a_missing_file_is_refused_by_its_name() -> None:
-    assert checked_machine(MACHINE) == MACHINE
+    assert EngineOptions(rehearse=MACHINE).rehearse == MACHINE
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
-        checked_machine(str(Path("nowhere.yaml")))
+        EngineOptions(rehearse=str(Path("nowhere.yaml")))
 
 
 def test_slow_steps_are_told_as_a_share_of_the_steps_on_each_machine() -> None:
     states = [
-        engine_state(steps=1000, rehearsal=RehearsalState(name=MACHINE, slow_steps=2)),
-        engine_state(steps=500, rehearsal=RehearsalState(name=MACHINE, slow_steps=1)),
-        engine_state(steps=7, rehearsal=RehearsalState(name="mine", slow_steps=0)),
+        engine_state(steps=1000, modelled=ModelledSteps(name=MACHINE, slow_steps=2)),
+        engine_state(steps=500, modelled=ModelledSteps(name=MACHINE, slow_steps=1)),
+        engine_state(steps=7, modelled=ModelledSteps(name="mine", slow_steps=0)),
         engine_state(steps=9),
     ]
-    assert describe_rehearsals(states) == (
+    assert notice_of(states) == (
         f"modelled step time: {MACHINE} (3 of 1,500 steps were slower here); "
         "modelled step time: mine (0 of 7 steps were slower here)"
     )
-    assert describe_rehearsals([engine_state()]) == ""
+    assert notice_of([engine_state()]) == ""
