@@ -3,7 +3,6 @@
 import os
 import pickle
 
-import psutil
 import pytest
 import ray
 
@@ -13,6 +12,7 @@ from mars_ray.batch.rows.row_tables import to_row_table
 from mars_ray.batch.run import engine_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
+from tests.factories.engine import engine_processes
 from tests.factories.jobs import engines_of
 
 FORMAT = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
@@ -25,12 +25,13 @@ def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: p
     monkeypatch.setattr(engine_plan, "suitable_threads", lambda parameters: 3)  # as for 135 million parameters
     engines = engines_of(WorkerOptions(compiled=False))
     [place] = choose_places(engines, rows=1000)
-    [decoder] = start_decoders(pool_settings(engines, (place,)), "threads")
+    settings = pool_settings(engines, (place,))
+    [decoder] = start_decoders(settings, "threads")
     try:
         nothing = decoder.answer.remote(to_row_table([], []), pickle.dumps(FORMAT))
         assert ray.get(nothing).num_rows == 0  # the engine is up
-        own = psutil.Process(ray.get(decoder.__ray_call__.remote(lambda _: os.getpid())))
-        [engine] = [each for each in own.children() if "mars_ray.engine.process.worker" in each.cmdline()]
-        assert (place.cpus, engine.environ()["OMP_NUM_THREADS"]) == (2.0, "2")
+        pid = ray.get(decoder.__ray_call__.remote(lambda _: os.getpid()))
+        [(_, spec)] = settings.places
+        assert (place.cpus, spec.threads, len(engine_processes(pid))) == (2.0, 2, 1)
     finally:
         ray.kill(decoder)

@@ -73,18 +73,11 @@ def test_an_engine_has_no_file_of_another_engine() -> None:
     asyncio.run(test())
 
 
-def test_a_variable_that_libraries_read_at_import_starts_a_new_server_and_spares_former_engines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_closing_ends_an_engine_that_is_stopped() -> None:
     async def test() -> None:
-        async with running() as first:
-            monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "9")
-            async with running() as second:
-                assert second.parent() != first.parent()
-                assert second.parent().environ()["HF_HUB_ETAG_TIMEOUT"] == "9"
-                assert first.is_running()
-            server = first.parent()
-        await asyncio.to_thread(server.wait, 30)  # a former server ends with its last engine
+        async with running() as engine:
+            engine.send_signal(signal.SIGSTOP)
+        assert not engine.is_running()
 
     asyncio.run(test())
 
@@ -100,15 +93,6 @@ def test_an_engine_starts_after_its_server_was_killed() -> None:
     asyncio.run(test())
 
 
-def test_closing_ends_an_engine_that_is_stopped() -> None:
-    async def test() -> None:
-        async with running() as engine:
-            engine.send_signal(signal.SIGSTOP)
-        assert not engine.is_running()
-
-    asyncio.run(test())
-
-
 def test_an_engine_that_hangs_and_its_server_end_with_their_program() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS_AN_ENGINE], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
@@ -119,3 +103,19 @@ def test_an_engine_that_hangs_and_its_server_end_with_their_program() -> None:
         program.kill()
         _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
+
+
+def test_a_variable_that_libraries_read_at_import_starts_a_new_server_and_spares_former_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        async with running() as first:
+            monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "9")
+            async with running() as second:
+                assert second.parent() != first.parent()
+                assert second.parent().environ()["HF_HUB_ETAG_TIMEOUT"] == "9"
+                assert first.is_running()
+            server = first.parent()
+        await asyncio.to_thread(server.wait, 30)  # a former server ends with its last engine
+
+    asyncio.run(test())

@@ -178,7 +178,7 @@ def test_sampling_parameters_may_come_in_any_container(llm: LLM) -> None:
         ({"prompts": [5, "a"]}, r"prompts is \[5, 'a'\]"),
         ({"prompts": np.array([1.5])}, r"prompts\[0\] is 1.5"),
         ({"prompts": np.array(5)}, r"prompts is array\(5\)"),
-        ({"prompts": "half \ud83d"}, r"prompts holds '\\ud83d'"),
+        ({"prompts": "half \ud83d"}, r"prompts holds \\ud83d, which is only half of a surrogate pair"),
         ({"prompts": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params is {'max_tokens': 3}"),
         ({"prompts": "a", "sampling_params": [ONE, 5]}, "sampling_params is "),
         ({"prompts": "a", "threshold": "high"}, "threshold is 'high'"),

@@ -22,12 +22,10 @@ some_and_all = pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytes
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen() -> Iterator[None]:
+def frozen() -> None:
     """Keep the collector of garbage away from what earlier tests left, as a gateway does with what it starts with."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

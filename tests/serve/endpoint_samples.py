@@ -193,7 +193,6 @@ def served(
             yield running
         assert not stalled, f"the event loop was held up: {stalled}"
     finally:
-        gc.unfreeze()
         server.should_exit = True
         thread.join(60)
         shutil.rmtree(stored)
