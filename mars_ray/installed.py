@@ -1,4 +1,4 @@
-"""What is installed here: the core alone, or the core with the platform around it."""
+"""Tell whether the platform is installed around the core, and return its classes if so."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ def settings_class() -> type[ServeConfig]:
 
 
 def clean_up(name: str, delete: Callable[[str], None]) -> None:
-    """Remove what the platform leaves behind of an application that was deleted."""
+    """Remove the objects that the platform leaves after its application was deleted."""
     if HAS_PLATFORM:
         from mars_ray.platform.ray.clean_up import clean_up
 

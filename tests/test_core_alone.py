@@ -38,6 +38,11 @@ def environment(core: Path) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(core)}
 
 
+def test_the_core_never_speaks_of_accounts() -> None:
+    speaking = [path.name for path in (ROOT / "mars_ray/serve").rglob("*.py") if "account" in path.read_text().lower()]
+    assert speaking == []
+
+
 def test_the_core_imports_without_the_platform(core: Path) -> None:
     names = "mars_ray.installed, mars_ray.cli.main, mars_ray.ray_serve"
     program = f"import {names}; print(mars_ray.installed.HAS_PLATFORM, mars_ray.__file__)"

@@ -30,7 +30,7 @@ class KeysAndValues(UserList[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True, slots=True)
 class MaskTile:
-    """How many masks and clean slots an attention tile has, and what the masks may attend to."""
+    """Number of masks and clean slots in an attention tile, and the slots that the masks may attend to."""
 
     masks: int
     clean: int

@@ -93,7 +93,7 @@ def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> 
 
 @dataclass(frozen=True, slots=True)
 class HeldoutAgreement:
-    """How often the masks' most likely tokens agree with the base's most likely tokens at the same positions."""
+    """Share of masks whose most likely token is the base's most likely token at the same position."""
 
     tokens_per_forward: float
     """1 + the mean number of masks that agree in a row from the start of a block. In exact mode, a forward at the start

@@ -18,7 +18,7 @@ from torch.nn.functional import rms_norm, silu
 from mars_ray.errors import AdapterError
 
 CANDIDATES = 32
-"""How many of each mask's most likely tokens get corrected logits."""
+"""Number of most likely tokens per mask that get corrected logits."""
 CHUNK = 64
 WIDTH = 512
 

@@ -18,10 +18,8 @@ ReasoningParserName = Literal["deepseek_r1", "mistral", "seed_oss"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """How a model writes tool calls: `begin`, calls joined by `separator`, `end`.
-
-    A call is `head`, the name, `middle`, the arguments, `tail`.
-    """
+    """Notation of a model's tool calls: `begin`, calls joined by `separator`, `end`. A call is `head`, the name,
+    `middle`, the arguments, `tail`."""
 
     name: ToolParserName
     marker: str = ""
@@ -102,7 +100,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """How a model's template and vocabulary express tool calls and reasoning."""
+    """Notation of tool calls and reasoning in a model's template and vocabulary."""
 
     calls: CallFormat | None = None
     """None for a model that knows no tools, or writes calls in an unknown format."""

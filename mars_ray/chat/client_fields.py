@@ -110,19 +110,19 @@ _ANTHROPIC_MESSAGE = {
 }
 
 MESSAGE_FIELDS = frozenset(_MESSAGE)
-"""Fields of a message without effect."""
+"""Fields of a message that have no effect."""
 ASSISTANT_FIELDS = MESSAGE_FIELDS | _ASSISTANT.keys()
-"""Fields of an assistant's message without effect."""
+"""Fields of an assistant's message that have no effect."""
 PART_FIELDS = frozenset(_PART)
-"""Fields of a part of a message's content without effect."""
+"""Fields of a content part that have no effect."""
 CALL_FIELDS = frozenset(_CALL)
-"""Fields of a tool call without effect."""
+"""Fields of a tool call that have no effect."""
 FUNCTION_FIELDS = frozenset(_FUNCTION)
-"""Fields of a called function without effect."""
+"""Fields of a function in a tool call that have no effect."""
 DEFINITION_FIELDS = frozenset(_DEFINITION)
 """Fields of a tool, and of the definition of its function, without effect."""
 ITEM_FIELDS = frozenset(_ITEM)
-"""Fields of an item of the Responses API, and of a part of its content, without effect."""
+"""Fields of an item of the Responses API, or of a part of its content, that have no effect."""
 BLOCK_FIELDS = frozenset(_BLOCK)
 """Fields of a block of Anthropic's API without effect."""
 ANTHROPIC_MESSAGE_FIELDS = frozenset(_ANTHROPIC_MESSAGE)

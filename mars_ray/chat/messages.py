@@ -150,7 +150,7 @@ Message = Annotated[
 
 
 def _few_calls(messages: Any) -> Any:
-    """Refuse too many calls before any of them is checked, because checking each delays all other callers."""
+    """Refuse too many calls before checking any of them, because each check delays all other callers."""
     if isinstance(messages, list):
         lists = (message.get("tool_calls") for message in messages if isinstance(message, dict))
         count = sum(len(calls) for calls in lists if isinstance(calls, list))

@@ -24,8 +24,8 @@ class Backlog:
     """Remaining work of a batch job, as reported by its driver. Raises `ReportError` for invalid values."""
 
     tokens: float
-    """Estimated tokens still to be generated. Running rows count in full, as if not begun, which leaves time for the
-    last of them to end."""
+    """Estimated tokens still to be generated. Running rows count in full, so that the estimate leaves time for the last
+    of them."""
     seconds: float | None
     """Seconds left until the deadline, negative once it has passed; None for a job without a deadline."""
 

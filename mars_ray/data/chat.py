@@ -51,7 +51,7 @@ class ChatEncoder:
             raise ModelError("The tokenizer has no chat template; add chat_template.jinja to the model folder.")
         self._tokenizer = tokenizer
         self.format = answer_format(template_of(tokenizer), markers_of(tokenizer))
-        """How the model's template and vocabulary express tool calls and reasoning."""
+        """Notation of tool calls and reasoning in the model's template and vocabulary."""
 
     def prompt(self, messages: Sequence[PlainMessage]) -> list[int]:
         """Return the ids of a conversation up to the start of the assistant's answer.

@@ -44,7 +44,7 @@ class Matches:
 
 
 def find_matches(name: str) -> Matches:
-    """Return the files that the input `name` stands for, which are at least one.
+    """Return the input files that match `name`, at least one.
 
     Raises `DataError` if there is no file or a folder cannot be read, and `ConfigError` if the store is unreachable.
     """

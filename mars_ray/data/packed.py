@@ -31,7 +31,7 @@ ROWS_PER_GROUP = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """What became of the records: the content of `packed.json`."""
+    """Counts of packed and dropped records: the content of `packed.json`."""
 
     source: SourceVersion
     records: int

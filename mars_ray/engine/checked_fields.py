@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def items_of(value: object) -> list[Any] | None:
-    """Return the items of a list, tuple, generator, array, tensor or Series, or None for a value that is not several.
+    """Return the items of a list, tuple, generator, array, tensor or Series, or None for a single value.
 
-    Texts, bytes, mappings, models and tables are not several, nor are sets, because they have no order.
+    Texts, bytes, mappings, models and tables are single values. So are sets, because they have no order.
     """
     if isinstance(value, str | bytes | bytearray | Mapping | Set | BaseModel):
         return None
@@ -60,9 +60,9 @@ def _numbers(value: object) -> tuple[float, ...]:
 
 
 Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
-"""Texts or paths; one is enough."""
+"""Texts or paths. A single one counts as a list of one."""
 Numbers = Annotated[tuple[float, ...], PlainValidator(_numbers)]
-"""Numbers; one is enough."""
+"""Numbers. A single one counts as a list of one."""
 
 
 def set_plain_numbers(options: "DataclassInstance") -> None:

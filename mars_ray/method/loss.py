@@ -1,8 +1,9 @@
 """The MARS training loss: next-token cross-entropy on both streams.
 
 `L = L_mask + ar_weight * L_ar` (arXiv 2604.07023, section 3). Each term is a mean over the response tokens with a label
-in its stream. Beyond the paper, masks further ahead may have lower weights, and the clean stream may teach the noisy
-stream (arXiv 1503.02531).
+in its stream. A prompt token predicts the first token of a response, equally in both streams, so the clean stream
+trains it; without that loss (`ar_weight` 0) it counts among the masks, as in the authors' code. Beyond the paper, masks
+further ahead may have lower weights, and the clean stream may teach the noisy stream (arXiv 1503.02531).
 
 Sums and counts are returned separately, so that gradient accumulation and data parallelism can divide by the tokens of
 the whole step. The loss then does not depend on how examples are packed into rows or spread over devices.

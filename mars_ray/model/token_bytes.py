@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""How sentencepiece spells a token that is a single byte."""
+"""Spelling in sentencepiece of a token that is a single byte."""
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> tuple[bytes, ...]:

@@ -44,7 +44,7 @@ _PLAIN_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningPlan:
-    """How the reasoning of one answer is held."""
+    """Grammar rules for the reasoning of one answer."""
 
     form: ReasoningFormat
     begun: bool

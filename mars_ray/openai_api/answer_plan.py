@@ -3,6 +3,9 @@
 In:    a chat request, the formats of the model, and whether the prompt ends inside reasoning.
 Out:   a grammar for the engine, and a parser per choice.
 Never: differs between streamed and complete answers.
+
+One grammar covers the whole answer from its first token, calls included, so drafts and masks are verified in it as in
+any grammar.
 """
 
 from collections.abc import Iterator
@@ -67,7 +70,7 @@ class _ReasonedParser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """How the answers to one request are held and parted."""
+    """Grammar and parsers for the answers to one request."""
 
     model: AnswerFormat = NO_TOOLS
     offered: OfferedTools | None = None

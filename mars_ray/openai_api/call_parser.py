@@ -56,14 +56,14 @@ class _State(Enum):
     LIST = auto()
     """After the text that announces calls."""
     HEADER = auto()
-    """In a call, before its arguments."""
+    """Inside a call, before its arguments."""
     ARGUMENTS = auto()
     TAIL = auto()
     """In a call, after its arguments."""
     AFTER = auto()
     """After a call."""
     PYTHONIC = auto()
-    """In a list of pythonic calls."""
+    """Inside a list of pythonic calls."""
 
 
 class BracketScanner:
@@ -106,9 +106,9 @@ class CallParser:
         self._markers = tuple(filter(None, (call_format.marker, call_format.optional_marker)))
         self._state = _State.TEXT if call_format.marker else _State.START
         self._buffer = ""
-        """Text that has arrived and is not parted yet."""
+        """Text that has arrived and is not parsed yet."""
         self._raw = ""
-        """Text since the last content that becomes content itself if no call follows."""
+        """Text withheld because it may be a call. It becomes content if no call follows."""
         self._scanner = BracketScanner()
         self._scanned = 0
         """Characters of the buffer that the scanner has seen."""
@@ -243,7 +243,7 @@ class CallParser:
             self._state = _State.AFTER
 
     def _after(self) -> None:
-        """Skip what separates or ends calls."""
+        """Skip the text that separates or ends calls."""
         stripped = self._buffer.lstrip()
         closing = self._closing()
         separator = self._format.separator.strip()
@@ -283,7 +283,7 @@ class CallParser:
         return CallPart(self._calls - 1, arguments, name)
 
     def _no_call(self) -> Iterator[AnswerPart]:
-        """Give back as content what looked like a call."""
+        """Return withheld text as content, because it is not a call."""
         self._state = _State.TEXT
         raw = self._raw
         content = raw.rstrip()

@@ -38,7 +38,7 @@ class ChatPrompt:
     text: str
     """The last user message, to show in outputs."""
     plan: AnswerPlan
-    """How the answer is held and parted."""
+    """Grammar and parser of the answer."""
 
 
 class ChatPrompts:

@@ -23,8 +23,8 @@ class ModelInfo:
 
     def all_names(self) -> list["ModelInfo"]:
         """Return the facts about the model and about each adapter, once for each of their names."""
-        found = [self.by_name(name) for name in (None, *self.served_names, *self.adapters)]
-        return [info for info in found if info]
+        names = (None, *self.served_names, *self.adapters)
+        return [info for name in names if (info := self.by_name(name))]
 
     def by_name(self, name: str | None) -> "ModelInfo | None":
         """Return the facts about the model or adapter `name`, or None if it is unknown. No name means the model."""

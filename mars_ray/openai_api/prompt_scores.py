@@ -23,7 +23,7 @@ tokens."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredPrompt:
-    """What a response shows of a prompt."""
+    """Parts of a prompt that a response shows."""
 
     tokens: Sequence[int]
     echo: str = ""
@@ -101,7 +101,7 @@ def shown_prompt(body: ChatCompletionRequest, tokens: Sequence[int]) -> ScoredPr
 def shown_prompts(
     body: CompletionRequest, prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], bytes]
 ) -> list[ScoredPrompt]:
-    """Return what the response to a request shows of its prompts; nothing if it shows none of them."""
+    """Return the parts of its prompts that a response shows; empty if it shows none."""
     if not body.echo and body.prompt_logprobs is None:
         return []
     shown = []

@@ -115,7 +115,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 def _few_biases(biases: Any) -> Any:
-    """Refuse too many entries before any of them is checked, because pydantic creates one error per invalid entry."""
+    """Refuse too many entries before checking any of them, because pydantic creates one error per invalid entry."""
     if isinstance(biases, dict) and len(biases) > LOGIT_BIAS_MAX:
         raise ValueError(f"logit_bias has {len(biases)} tokens; it may have up to {LOGIT_BIAS_MAX}")
     return biases
@@ -224,7 +224,7 @@ class ChatCompletionRequest(ToolFields, GenerateRequest):
 
 
 def _few_prompts(prompt: Any) -> Any:
-    """Refuse too many prompts before any of them is checked."""
+    """Refuse too many prompts before checking any of them."""
     if isinstance(prompt, list) and len(prompt) > PROMPTS_MAX and not isinstance(prompt[0], int):
         raise ValueError(f"prompt has {len(prompt)} prompts; it may have up to {PROMPTS_MAX}")
     return prompt
@@ -238,7 +238,7 @@ class CompletionRequest(GenerateRequest):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0 needs `echo` or `prompt_logprobs`."""
     echo: bool = False
-    """Whether the text, and with `logprobs` the log-probabilities, begin with those of the prompt."""
+    """Whether the text, and with `logprobs` the log-probabilities, begin with the prompt."""
     best_of: Positive | None = None
     """Number of answers to generate. The `n` with the highest mean log-probability of their tokens are returned."""
     suffix: str | None = None

@@ -72,7 +72,8 @@ def _arguments(text: str) -> str | None:
 
 
 def _value(text: str) -> str:
-    """Return the JSON text of a value. A value in JSON is kept as it is. Raises an error for what is no literal."""
+    """Return the JSON text of a value. A value in JSON is kept as it is. Raises an error if the value is not a
+    literal."""
     try:
         json.loads(text, parse_constant=_refuse)
         return text

@@ -176,7 +176,7 @@ class ResponseObjectBuilder:
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _place(self, type: str, **fields: Any) -> ResponseEvent:
-        """Return an event of the item that is being written."""
+        """Return an event about the item that is being written."""
         return self._event(type, item_id=self._items[-1].id, output_index=len(self._items) - 1, **fields)
 
     def _event(self, type: str, **fields: Any) -> ResponseEvent:

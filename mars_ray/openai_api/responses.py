@@ -171,10 +171,8 @@ def _logprobs(entries: Sequence[LogprobEntry], metadata: ResponseMetadata) -> li
 
 
 class CompletionResponseBuilder:
-    """Builds `text_completion` objects; see `ResponseBuilder`.
-
-    Choice c answers number c // n of `prompts`, which are empty if the response shows nothing of them.
-    """
+    """Builds `text_completion` objects; see `ResponseBuilder`. Choice c answers prompt c // n, and
+    `prompts` is empty if the response shows no prompts."""
 
     def __init__(self, metadata: ResponseMetadata, prompts: Sequence[ScoredPrompt] = (), n: int = 1) -> None:
         self._metadata = metadata

@@ -138,7 +138,7 @@ class ReasoningItem(_Item):
 
 
 def _typed(item: Any) -> Any:
-    """Return a message that has no type with its type. Null means that there is none."""
+    """Return a message with its type, which clients may leave out or set to null."""
     if not isinstance(item, dict) or item.get("type") is not None:
         return item
     untyped = {name: value for name, value in item.items() if name != "type"}
@@ -206,7 +206,7 @@ class TextOptions(RequestBody):
 
 
 class ReasoningOptions(RequestBody):
-    """How to reason. Accepted without effect, as `reasoning_effort` of chat requests; there are no summaries."""
+    """Options of reasoning. They have no effect, like `reasoning_effort` of chat requests. There are no summaries."""
 
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     effort: ReasoningEffort | None = None

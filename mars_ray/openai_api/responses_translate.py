@@ -47,7 +47,7 @@ RESPONSES_NAMES = {
     "response_format": "text.format",
     "a message with the role tool and its tool_call_id": "an item of type function_call_output with its call_id",
 }
-"""Names of the Responses API, keyed by those that errors about the chat request use."""
+"""Names of fields in the Responses API, by the names in errors about the chat request."""
 
 
 def responses_error(error: ApiError) -> ApiError:

@@ -14,16 +14,16 @@ from typing import Any
 from mars_ray.errors import RequestError
 
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords with an object of schemas."""
+"""Keywords whose value is an object of schemas."""
 
 INSIDE = ("items", "prefixItems", "additionalItems", "additionalProperties")
-"""Keywords with a schema, or a list of schemas, of the values inside a value."""
+"""Keywords whose value is a schema, or a list of schemas, for elements or properties of the described value."""
 
 IN_PLACE = ("anyOf", "oneOf", "allOf")
-"""Keywords with a list of schemas of the value itself."""
+"""Keywords whose value is a list of schemas for the described value itself."""
 
 CONDITIONAL = ("if", "then", "else", "not", "dependentSchemas")
-"""Keywords whose schemas hold for some values only, so that they may list properties which others must not have."""
+"""Keywords whose schemas hold for some values only. They may list properties that other values must not have."""
 
 OF_OBJECTS = frozenset(("properties", "patternProperties", "required", "minProperties", "maxProperties"))
 """Keywords that show that a schema without a type describes objects."""
@@ -39,7 +39,7 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any, outer_type: Any = None) -> Any:
-    """Return a schema with its objects closed. Without a type of its own, it has that of the schema around it."""
+    """Return a schema with its objects closed. A schema without a type has the type of the schema around it."""
     closed = _closed_inside(schema)
     if not isinstance(schema, Mapping) or schema.keys() & {"additionalProperties", "enum", "const"}:
         return closed

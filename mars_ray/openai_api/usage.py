@@ -29,7 +29,7 @@ class ResponseUsage:
     accepted: dict[float, int] = field(default_factory=dict)
     """Number of tokens that were accepted without verification, by the threshold in force."""
     max_tokens: int | None = None
-    """Maximum tokens of an answer, if it is below what the request sets."""
+    """Maximum tokens of an answer, if lowered below the value in the request."""
     migrations: int = 0
     """Number of times that a begun stream moved to another engine."""
 

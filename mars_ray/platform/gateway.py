@@ -1,4 +1,4 @@
-"""What the platform adds to a gateway: accounts, usage, files and batches, stored responses, Anthropic's form, and
+"""Extension of a gateway by the platform: accounts, usage, files and batches, stored responses, Anthropic's form, and
 models that come and go.
 
 In:    settings, the meter of the gateway, a client of the store of responses.
@@ -34,7 +34,7 @@ from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.usage_routes import usage_routes
 from mars_ray.serve.http.extension import Extension
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.models import Models
+from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.http.routes import STREAM
 from mars_ray.serve.middleware.api_form import ApiForm, Uploads
 from mars_ray.serve.middleware.key_store import LiveKeys
@@ -76,7 +76,7 @@ class Platform(Extension):
             self.callers = AccountCallers(self._keys, config.oidc, classes=self._classes)
         self._metrics = PlatformMetrics(model=config.model_name, gateway=name)
 
-    def routes(self, _models: Models) -> Sequence[APIRouter]:
+    def routes(self, _models: GatewayModels) -> Sequence[APIRouter]:
         """Return the routes of the platform."""
         return [
             responses_routes(self._models, self._responses, STREAM),
@@ -97,7 +97,7 @@ class Platform(Extension):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Speak with the meter within the block."""
+        """Run the connection to the meter within the block."""
         async with self._meter.running() if self._meter else nullcontext():
             yield
 

@@ -57,7 +57,7 @@ class PlatformConfig(ServeConfig):
         return super().all_names() + [served for name, model in self.models.items() for served in model.names(name)]
 
     def check_classes(self, name: str, model: AddedModel) -> None:
-        """Raise a `ValueError` if a model lacks a class of the endpoint, because a key may name each of them."""
+        """Raise a `ValueError` if a model lacks a class of the endpoint, because keys may name every class."""
         own = [service_class.name for service_class in self.classes]
         names = [service_class.name for service_class in model.classes]
         if "classes" in model.model_fields_set and sorted(names) != sorted(own):

@@ -30,7 +30,7 @@ class Queues:
         self._served = np.zeros((replicas, len(classes)))
         """Tokens served to each class, divided by its share."""
         self._level = np.zeros(replicas)
-        """Value of `_served` for the class whose turn came last, by replica."""
+        """Value of `_served` for the class served last, by replica."""
 
     def add(self, queue: Ints, requests: Floats) -> NDArray[np.bool_]:
         """Queue requests in order of arrival; return a mask of the accepted ones."""
@@ -70,7 +70,7 @@ class Queues:
         return requests
 
     def next(self, replica: Ints) -> Ints:
-        """Return the queue whose turn it is on each of these replicas. Each replica must have waiting requests."""
+        """Return the queue to serve next on each of these replicas. Each replica must have waiting requests."""
         classes = self.waiting.shape[1]
         if classes == 1:
             return replica

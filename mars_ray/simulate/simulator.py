@@ -32,8 +32,7 @@ it takes longer than a second to make and read a thousand reports."""
 STEPPED = 16
 """Largest number of replicas that are simulated step by step. More replicas would take too long."""
 SLACK = 4
-"""How many more requests than the least loaded replica a preferred replica may have before requests go elsewhere, as in
-`prefix_routing`."""
+"""Number of requests that a preferred replica may have more than the least loaded one, as in `prefix_routing`."""
 AT_ONCE = 0.5
 """Requests per replica that are routed before the counts of requests in flight are updated."""
 DRAIN_S = 600.0

@@ -67,7 +67,7 @@ class _Engine:
         """Number of running sequences S, which are the first columns of the arrays. The last ones have had their
         prompts read in the current step."""
         self.decoding = 0
-        """Number of them that decode in the current step."""
+        """Number of running sequences that decode in the current step."""
         self.running_C = [0] * classes
         """Running sequences by class."""
         self.kv_tokens = 0.0
@@ -155,7 +155,7 @@ class SteppedFleet(Fleet):
             engine.running_C[prompt.of_class] += 1
 
     def _next_arrival_s(self, replica: int) -> float:
-        """Return the arrival of the request whose turn it is; infinite if none waits."""
+        """Return the arrival of the request to serve next; infinite if none waits."""
         if not self.queues.waiting[replica].any():
             return math.inf
         return self.queues.arrival_s(int(self.queues.next(np.array([replica]))[0]))

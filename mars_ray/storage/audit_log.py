@@ -169,7 +169,7 @@ def _newest_first(folder: AnyPath, after: str | None) -> Iterator[str]:
     waiting: list[tuple[str, str]] = []
     names = _segments(folder)
     while names or waiting:
-        # Events of unread segments are no newer than a day after the beginning of the newest of these segments.
+        # Upper bound of ids in unread segments: a segment holds events for up to a day after its start.
         bound = f"{int(names[-1][:13]) + SEGMENT_MS:013}~" if names else ""
         waiting.sort()
         while waiting and waiting[-1][0] > bound:

@@ -29,7 +29,7 @@ Attribute = str | bool | int | float | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class SpanCounts:
-    """Number of spans since the start, by what became of them."""
+    """Number of spans since the start, by outcome."""
 
     exported: int
     dropped: int
@@ -81,7 +81,7 @@ class Tracer:
 
     @property
     def counts(self) -> SpanCounts:
-        """Number of spans so far, by what became of them."""
+        """Number of spans so far, by outcome."""
         return SpanCounts(self._exporter.exported, self._processor.dropped, self._exporter.failed)
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ class ComputeSection(_Section):
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass, which computes each layer again: less memory, slower."""
     worker_restarts: int = Field(3, ge=0)
-    """How often dead workers are replaced before the run fails."""
+    """Number of times that dead workers are replaced before the run fails."""
 
 
 class TrainConfig(_Section):

@@ -1,4 +1,10 @@
-"""The folder of a run, on a disk or in a store: its layout, its lock, and the messages between its processes."""
+"""The folder of a run, on a disk or in a store: its layout, its lock, and the messages between its processes.
+
+A folder belongs to one driver (a lock, in a store a lease) and one set of settings. The worker of a killed driver runs
+on for some seconds, so the worker that writes metrics locks them; in a store it writes them whole each time, and a
+later write replaces those of an old worker. A diverged loss is written to `error.json` rather than raised, because Ray
+would retry it.
+"""
 
 import json
 from contextlib import AbstractContextManager, suppress

@@ -199,6 +199,7 @@ def test_a_revoked_key_stops_working_while_it_runs(tmp_path: Path) -> None:
     assert call(app, scope_of("/v1/x", [HOST, bearer(ada)])).status == 401
 
 
+@pytest.mark.platform
 def test_a_rotated_key_owns_what_its_account_stored_and_another_account_owns_none_of_it(tmp_path: Path) -> None:
     path, now, inner = tmp_path / "keys.yaml", [0.0], Inner()
     old = add_key(path, "ada", "use", account="team")

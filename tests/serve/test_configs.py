@@ -122,6 +122,7 @@ def test_every_file_is_what_ray_serve_and_the_endpoint_take(path: Path, own_file
     assert {each.name for each in application.deployments} <= set(built)
 
 
+@pytest.mark.platform
 def test_the_names_a_file_may_use_are_those_that_are_built() -> None:
     assert set(deployments_of({"storage": "memory://names"})) == set(KIND.deployments)
 
@@ -288,7 +289,7 @@ def test_an_unknown_name_at_any_level_is_refused_with_file_place_and_known_names
         (["applications", 0, "args"], "limits", {"n": 0}, "applications[0].args.limits.n"),
         (["applications", 0], "deployments", ["Engine"], "deployments[0] is 'Engine'"),
         (["applications", 0], "deployments", [{"name": "Engin"}], "unknown deployment 'Engin'"),
-        (ENGINE, "name", None, "unknown deployment None. Known are Gateway, Engine, Models, Batches."),
+        (ENGINE, "name", None, f"unknown deployment None. Known are {', '.join(KIND.deployments)}."),
         (ENGINE, "num_replicas", "many", "deployments[0]"),
         (ENGINE, "max_ongoing_requests", 0, "deployments[0].max_ongoing_requests"),
         ([*ENGINE, "autoscaling_config"], "min_replicas", -1, "autoscaling_config.min_replicas"),

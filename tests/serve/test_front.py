@@ -238,5 +238,5 @@ def test_a_folder_that_others_may_rename_is_refused(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     folder.parent.chmod(0o777)
     path = written_by_ray(folder, 8000, 9000)
-    with pytest.raises(OutputError, match=r"other accounts can rename files in .*haproxy-serve"):
+    with pytest.raises(OutputError, match=r"other users can rename files in .*haproxy-serve"):
         haproxy.patch(path)

@@ -27,8 +27,8 @@ FIELDS = [
     (CHAT, "max_tokens"),
     (CHAT, "max_completion_tokens"),
     (COMPLETIONS, "max_tokens"),
-    (RESPONSES, "max_output_tokens"),
-    (MESSAGES_PATH, "max_tokens"),
+    pytest.param(RESPONSES, "max_output_tokens", marks=pytest.mark.platform),
+    pytest.param(MESSAGES_PATH, "max_tokens", marks=pytest.mark.platform),
 ]
 TOO_MANY = [LIMIT + 1, 32_000, 10**30, 10**400]
 
@@ -105,6 +105,7 @@ def test_more_than_the_context_holds_is_lowered_and_the_answer_says_so(
         assert lowered(plain.post(path, json=body_of(path, field, tokens, **long, **short_answers[path]))) == room
 
 
+@pytest.mark.platform
 def test_an_answer_that_sets_no_length_is_not_called_lowered(short: httpx2.Client) -> None:
     for path in (CHAT, COMPLETIONS, RESPONSES):
         body = {name: value for name, value in LEAST[path].items() if not name.startswith("max_")}

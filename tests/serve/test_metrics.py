@@ -121,6 +121,7 @@ def test_names_people_know_are_there(plain: httpx2.Client, endpoint: Served) -> 
     assert {f"vllm:{name}" for name in VLLMS} == {name for name in families if name.startswith("vllm:")}
 
 
+@pytest.mark.platform
 def test_every_metric_the_dashboard_asks_for_is_there_and_filtered_by_model(
     plain: httpx2.Client, endpoint: Served
 ) -> None:

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import mars_ray
 
 ROOT = Path(mars_ray.__file__).parent
@@ -58,6 +60,7 @@ def test_compiled_steps_are_read_in_one_place_only() -> None:
     assert loading == {"engine/execution/compiled.py"}
 
 
+@pytest.mark.platform
 def test_the_sockets_of_an_engine_are_a_pair_and_nothing_of_ours_listens_or_connects() -> None:
     names = {"listen", "connect", "create_connection", "create_server", "start_server", "start_unix_server"}
     found = {
@@ -96,6 +99,7 @@ def test_yaml_is_read_by_loaders_that_make_plain_values_only() -> None:
             assert not name.startswith(("yaml.unsafe", "yaml.full")), file
 
 
+@pytest.mark.platform
 def test_the_endpoint_makes_no_requests_but_for_the_keys_of_a_provider() -> None:
     clients = ("requests", "urllib.request", "urllib3", "http", "httpx", "httpx2", "aiohttp", "websockets", "ftplib")
     found = files_that_import(*clients, "smtplib", "huggingface_hub")

@@ -5,6 +5,9 @@ In:    the events of a job: a driver begins, shards are widened, results arrive,
 Out:   the same events in the same order, for the next driver of the job, on any machine.
 Never: appends an event from one driver after another driver has begun.
 
+The log is separate from the shards, because a shard per second would be too many small files, and one per ten thousand
+rows would lose hours of work.
+
 An object is created only if it does not exist, so if two drivers append an event with the same number, one of them
 fails. HDFS and S3 servers that ignore `If-None-Match` have no conditional writes. On them, two drivers that write
 within milliseconds of each other may both succeed, and only the lease from `driver_lease` keeps the drivers apart.

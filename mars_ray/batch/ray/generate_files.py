@@ -1,5 +1,10 @@
 """Ray shell: read the rows of a job with Ray Data, send them to actors that decode them, and write the results on the
-driver."""
+driver.
+
+Ray Data's own checkpoint is not used. Its guarantee needs a single writer, it loses blocks that are not written, counts
+rows without output as done, takes two rows with one id for one, and needs more CPUs to resume than to start
+(`tests/batch/test_checkpoint_ray.py`).
+"""
 
 import hashlib
 import os

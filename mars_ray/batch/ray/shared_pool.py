@@ -1,7 +1,7 @@
 """Ray shell: pipeline stage that answers rows with decoders. Stages with equal settings share their decoders.
 
 A named actor owns the decoders. The first stage that runs starts the actor. The actor ends itself and its decoders some
-seconds after the last stage has stopped sending heartbeats.
+seconds after the last stage has stopped sending heartbeats. It reports the backlog of all its stages together.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ class ParsedRow:
     columns: JsonRecord
     """Columns of the row, for use in `output_records`."""
     plan: AnswerPlan | None = None
-    """How a chat answer is parted into reasoning, content and tool calls."""
+    """Plan that parts a chat answer into reasoning, content and tool calls."""
 
 
 class RowFormat(Protocol):

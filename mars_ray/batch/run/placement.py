@@ -7,7 +7,7 @@ Never: reserves a CPU for other tasks, because the tasks that read and pass on r
 
 A decoder returns a block when the last row is done, and a stopped job loses the blocks that have not been returned.
 Small jobs therefore have small blocks. Large jobs have larger blocks, because each block costs Ray some time and
-memory.
+memory. Blocks return in any order, because one long row would hold back all later rows.
 """
 
 import math

@@ -123,7 +123,8 @@ class Controller:
         self._decided_s = None
 
     def live(self, controller: str, after: int) -> LiveReport:
-        """Return the report for a live view that already holds the frames up to `after` of the life `controller`."""
+        """Return the report for a live view that has the frames up to `after` from the controller with the id
+        `controller`."""
         status = replace(self.status(), replicas=())
         return LiveReport(
             controller=self._life,

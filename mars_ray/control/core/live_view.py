@@ -4,6 +4,8 @@ In:    the newest reports, every `STEP_S` seconds.
 Out:   frames, each with a few figures of every replica at one moment.
 Never: grows without bound: it keeps `FRAMES` frames of up to `REPLICAS_MAX` replicas. 180 frames of 1,000 replicas take
        5 MB.
+
+The controller keeps the history because gateways come and go. A restarted controller has none.
 """
 
 import itertools

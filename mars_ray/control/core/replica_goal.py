@@ -27,13 +27,13 @@ LEAST_USED = 0.2
 SHORT_S = 30.0
 """Seconds for which the promise must have been missed, or kept by lower thresholds only, before the share falls."""
 KEPT_WEIGHT = 0.5
-"""Weight of a second in which the promise was kept. A promise about 95 of 100 requests allows some misses, but seconds
-with misses have many of them, so that it is kept while less than a third of all seconds miss it."""
+"""Weight of a second in which the promise was kept. A promise about 95 of 100 requests allows some misses, and misses
+come in bursts, so the promise is kept while less than a third of all seconds miss it."""
 DRAIN_S = 30.0
 """Seconds that the queue of a shortage has to drain, once the replicas that the demand needs take requests."""
 STEP = 1.15
-"""Factor by which the share falls below that of the time of shortage. It falls by `STEP` twice at most, because a
-shortage at little load has other causes."""
+"""Factor between the utilisation during shortage and the new target. It applies twice at most, because a shortage at
+low utilisation has other causes."""
 ROOMY = 0.6
 """Latency below this share of the promise leaves room for more load on each replica."""
 LITTLE = 0.7
@@ -56,11 +56,11 @@ class GoalState:
     """Memory of the goal between two decisions."""
 
     well_used: float = WELL_USED
-    """Share of a replica's time that demand may take, as learned so far."""
+    """Utilisation of a replica that keeps the promise, as learned so far."""
     short_s: float = 0.0
     """Seconds of shortage, less the weighted seconds without; negative while a queue drains."""
     short_used: float = 0.0
-    """Mean share of a replica's time that demand took in the seconds of shortage."""
+    """Mean utilisation of the replicas during shortage."""
     roomy_s: float = 0.0
     """Seconds of room, less the seconds without. Seconds of little load count as neither."""
     patience_s: float = ROOMY_S
@@ -68,7 +68,7 @@ class GoalState:
     needed: tuple[tuple[float, int], ...] = ()
     """Ages and numbers of replicas that were needed in the last `SURE_S` seconds: ages fall, numbers rise."""
     held: tuple[tuple[float, int], ...] = ()
-    """Ages and numbers of replicas that were desired in the last `HOLD_S` seconds, both falling."""
+    """Pairs of age and number of replicas desired in the last `HOLD_S` seconds, both falling."""
 
 
 def desired_replicas(
@@ -96,7 +96,7 @@ def desired_replicas(
 
 
 def _learn(state: GoalState, used: float, worst: float, dt_s: float, *, lowered: bool) -> GoalState:
-    """Adapt the share to the latency of replicas whose demand takes the share `used` of their time."""
+    """Adapt the target utilisation to the latency of replicas whose utilisation is `used`."""
     if worst > 1 or lowered:
         return _learn_shortage(state, used, dt_s)
     state = replace(state, short_s=max(0.0, state.short_s - KEPT_WEIGHT * dt_s))
@@ -111,7 +111,7 @@ def _learn(state: GoalState, used: float, worst: float, dt_s: float, *, lowered:
 
 
 def _learn_shortage(state: GoalState, used: float, dt_s: float) -> GoalState:
-    """Count seconds of shortage, and let the share fall once there were enough of them."""
+    """Count seconds of shortage, and lower the target utilisation after enough of them."""
     before_s = max(0.0, state.short_s)
     short_used = (before_s * state.short_used + dt_s * used) / (before_s + dt_s) if dt_s else state.short_used
     roomy_s = max(0.0, state.roomy_s - dt_s)
@@ -129,7 +129,7 @@ def _learn_shortage(state: GoalState, used: float, dt_s: float) -> GoalState:
 
 
 def _hold(state: GoalState, number: int, dt_s: float) -> tuple[int, GoalState]:
-    """Return the highest number in `HOLD_S` seconds of those that were needed for `SURE_S` seconds."""
+    """Return the highest number in the last `HOLD_S` seconds that was needed for at least `SURE_S` seconds."""
     needed = (*_newer(state.needed, dt_s, SURE_S, lambda earlier: earlier < number), (0.0, number))
     sure = needed[0][1]
     held = (*_newer(state.held, dt_s, HOLD_S, lambda earlier: earlier > sure), (0.0, sure))

@@ -43,8 +43,8 @@ class ReplicaRegistry:
         return silent
 
     def load(self, latency: Callable[[Sequence[float]], float] = max) -> ClusterLoad:
-        """Return the load on all replicas together, whose p95 is that of the worst replica unless `latency` combines
-        them in another way."""
+        """Return the load on all replicas together. Its p95 is the worst replica's, unless `latency` combines them
+        differently."""
         return _load(list(self._meters.values()), latency)
 
     def loads(self) -> Iterator[tuple[str, ClusterLoad]]:

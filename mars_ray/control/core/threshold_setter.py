@@ -26,8 +26,8 @@ class Smoother:
         self._recover_s = recover_s
         self._last_aim = in_force
         self._allowed: deque[tuple[float, float]] = deque([(now_s, in_force)])
-        """Pairs of a time and an allowed value, both rising. A value is dropped once a lower one follows, because it
-        then has no effect."""
+        """Pairs of time and allowed value, both rising. A value is dropped when a lower one follows, because it no
+        longer has an effect."""
 
     def follow(self, decision: float, now_s: float) -> float:
         """Take the policy's next decision, and return the smoothed threshold."""

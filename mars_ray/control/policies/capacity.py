@@ -97,10 +97,9 @@ def _fit_priority(
     shares: Mapping[str, float],
     above: Mapping[str, Decision],
 ) -> dict[str, Decision]:
-    """Return the highest thresholds at which the classes of one priority fit beside those of higher priority.
+    """Return the highest thresholds at which the classes of one priority fit next to classes of higher priority.
 
-    All these thresholds fall together, but that of a class with little demand relative to its share stops falling
-    first.
+    All thresholds fall together. A class with little demand relative to its share stops falling first.
     """
     tpot_s = aimed_tpot_s(plan)
     fitted = dict[str, Decision]()

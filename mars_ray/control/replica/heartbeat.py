@@ -23,7 +23,7 @@ Send = Callable[[ReplicaReport], Awaitable[Directive]]
 
 
 class ControlledEngine(Protocol):
-    """What heartbeats need of an engine. Both methods raise an error when the engine is gone."""
+    """Interface of an engine to its heartbeats. Both methods raise an error if the engine is gone."""
 
     async def state(self) -> EngineState:
         """Return the state of the engine."""

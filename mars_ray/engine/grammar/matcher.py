@@ -91,7 +91,7 @@ class Grammars:
 
 
 class Matcher:
-    """The position of one sequence in its grammar: after its settled tokens and the tokens taken ahead of them."""
+    """Position of one sequence in its grammar, after settled tokens and tokens taken ahead."""
 
     def __init__(self, library: LLMatcher, stop_ids: frozenset[int], no_text: frozenset[int], vocabulary: int) -> None:
         self._library = library

@@ -1,4 +1,8 @@
-"""Pack an adapter for the decoder kernels: mask embeddings, and low-rank factors of the layers that read together."""
+"""Pack an adapter for the decoder kernels: mask embeddings, and low-rank factors of the layers that read together.
+
+Factors have 8 bits unless the base model is in float32. They act at masks only, and drafts are verified, so rounding
+them changes speed and never answers in exact mode.
+"""
 
 import ctypes
 from collections.abc import Sequence

@@ -69,7 +69,7 @@ class Architecture:
     one_window: bool = False
     """Whether all layers share the sliding window of the configuration. Otherwise each layer has its own or none."""
     rotary_by_layer_type: bool = False
-    """Whether the layers with a sliding window have another rotary embedding than the others."""
+    """Whether layers with a sliding window have a rotary embedding of their own."""
 
     def norm_weight(self, norm: Any) -> Tensor:
         """Return the float32 numbers [H] by which the kernels multiply."""

@@ -1,7 +1,8 @@
 """Families of kernels: one source, compiled for the vector instructions of different processors.
 
 `MARS_RAY_KERNELS` chooses a family by its name, or `off` for none. Without it, the best family that the processor
-supports is used.
+supports is used. Families sum in different orders, so their answers may differ in near ties. Within a family, the
+logits of a position depend on its own tokens only.
 """
 
 import ctypes

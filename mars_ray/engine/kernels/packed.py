@@ -1,5 +1,9 @@
 """Pack the weights of linear layers for the loop of `linear.h`, in float32, bfloat16, 8 or 4 bits.
 
+In 8 and 4 bits, 64 numbers share a scale, because a tile of AMX sums 64 products of bytes at once. In 4 bits, each half
+of such a group also has a step and a minimum, whole numbers in units of the scale, so its numbers unpack to 8 bits with
+the same sums.
+
 Blocks of outputs and the order of numbers in them depend on the `WeightLayout` of the kernel library.
 
 Letters: N outputs, K inputs, G groups of an output's inputs, C outputs of a block.
@@ -120,7 +124,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     groups = weight.float().view(weight.shape[0], -1, GROUP)
     largest = groups.abs().amax(dim=2)
     scale = (largest / 127).half()
-    # Of very small scales float16 keeps few bits. Rounded up, they cut no number off.
+    # float16 rounds tiny scales coarsely, so round up; otherwise the largest weights would be clipped.
     scale = torch.where(scale.float() * 127 < largest, (scale.view(torch.int16) + 1).view(torch.float16), scale)
     number = (groups / scale.float().clamp(min=1e-30)[..., None]).round()
     return number.clamp(-127, 127).to(torch.int8), scale

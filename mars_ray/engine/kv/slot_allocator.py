@@ -121,10 +121,10 @@ class SlotAllocator:
         return self._slots[slot].owner
 
     def shared_prefix(self, owner: Owner, pausing: abc.Collection[Owner] = ()) -> tuple[int, int]:
-        """Return how many of the owner's first tokens a slot holds now, and how many it will soon hold.
+        """Return the number of the owner's first tokens that a slot holds now, and the number that it will soon hold.
 
-        The slots of the owners `pausing` hold no more soon than now. Both lengths exclude the last token, which must be
-        run to get logits.
+        Slots whose owners are in `pausing` do not grow soon. Both numbers exclude the last token, which must be run to
+        get logits.
         """
         held = soon = 0
         for slot in self._slots:

@@ -37,7 +37,7 @@ class _Adapter:
     waiting: int = 0
     """Number of requests that wait for the adapter to be loaded again."""
     is_new: bool = False
-    """True from then on until the first of them uses it."""
+    """Whether the adapter has been loaded again and no waiting request has used it yet."""
 
     @property
     def needed(self) -> bool:

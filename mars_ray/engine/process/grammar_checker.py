@@ -3,6 +3,8 @@
 In:    It takes the grammars of requests.
 Out:   It returns the memory that each grammar takes, or the reason for refusing it, and remembers these results.
 Never: It never compiles in this process, and never lets the grammars of one tenant delay those of another.
+
+`LLM` and a job's own schema are compiled in the user's process without these limits, because the user wrote them.
 """
 
 import asyncio

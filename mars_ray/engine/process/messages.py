@@ -117,10 +117,8 @@ class AdapterLoaded:
 
 @dataclass(frozen=True, slots=True)
 class UseAdapters:
-    """Command to have exactly these adapters with a name: numbers of loaded adapters by the names that requests use.
-
-    Requests in the engine keep the adapter that they began with.
-    """
+    """Command to replace all adapters with a name by these: numbers of loaded adapters, by the names in requests.
+    Requests in the engine keep the adapter that they began with."""
 
     by_name: Mapping[str, int]
 

@@ -38,11 +38,11 @@ SLOWDOWN = 0.05
 """Share by which sequences of lower priority may lengthen a step of the highest priority."""
 
 NEAR_S = 1.0
-"""Seconds after a step of a higher priority in which steps stay short, because the next sequence of it is probably near
-and must wait for the end of the step."""
+"""Seconds after a step of a higher priority in which steps stay short, because its next sequence is probably near and
+would wait for the end of a step."""
 
 NEAR_SLOWDOWN = 1.0
-"""Share by which such a step may be longer than one with a single sequence."""
+"""Maximum slowdown of a step shortly after steps of a higher priority, compared with a step of one sequence."""
 
 Masks = tuple[int, ...]
 """Number of masks after the last token of a sequence, and after each of its drafts."""

@@ -51,7 +51,7 @@ class ProfilePoint:
     tokens: tuple[float, ...]
     """Tokens gained in an average forward of one sequence with blocks of 1, 2, ... up to the full block."""
     positions: tuple[float, ...]
-    """Positions that such a forward uses, for the same blocks."""
+    """Positions that such a forward uses, by block."""
     agreement: Share | None = None
     """Share of the tokens that autoregressive decoding would also choose after the same prefix; None before the first
     audit at this threshold."""
@@ -94,7 +94,7 @@ class Profile:
         """Expected number of forwards that read the k-th mask and whose drafts are all right and reach a stop token,
         so that one more forward without masks verifies them."""
         self._all_right_G: Counts = np.zeros(len(GRID))
-        """Expected number of forwards that give drafts, all of them right."""
+        """Expected number of forwards whose drafts are all right."""
         self._drafting_G: Counts = np.zeros(len(GRID))
         """Forwards that give at least one draft."""
         self._expected_K: Counts = np.zeros(masks)

@@ -67,7 +67,7 @@ class StepTime:
     """Added once if the step reads a prompt."""
     prompt_token_s: float = 0.0
     masks_s: float = 0.0
-    """Added once if the step has masks, for reading the adapter and correcting its drafts."""
+    """Seconds added once if the step has masks, for reading the adapter and correcting its drafts."""
 
     def seconds(self, work: StepWork) -> float:
         """Return the predicted time of a step."""

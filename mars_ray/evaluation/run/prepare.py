@@ -1,4 +1,8 @@
-"""Check the options of an evaluation before any work, and check that its folder holds no other evaluation."""
+"""Check the options of an evaluation before any work, and check that its folder holds no other evaluation.
+
+Every question at every setting is a row of one job, so answers are spread over workers, written once, and resumed.
+Each row names its mode, threshold and seed, so that answers depend on neither load nor time.
+"""
 
 import json
 from collections.abc import Iterator, Sequence

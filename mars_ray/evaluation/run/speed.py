@@ -1,4 +1,7 @@
-"""Measure the tokens per second of each setting on this machine, on the same prompts, with interleaved rounds."""
+"""Measure the tokens per second of each setting on this machine, on the same prompts, with interleaved rounds.
+
+The answers of the job cannot give speeds, because its settings share the engines.
+"""
 
 import time
 from collections.abc import Callable, Sequence

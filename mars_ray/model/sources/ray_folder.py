@@ -1,7 +1,8 @@
 """Ray shell: share a folder of one node with all nodes of the cluster.
 
 Files are sent through Ray's object store in pieces, and stay in the cache of each machine for all workers and later
-jobs. Nothing is sent to a node that already has the folder: its own node, or a node with a shared disk.
+jobs. Nothing is sent to a node that already has the folder: its own node, or a node with a shared disk. Tasks
+bound to the folder's node read the files, so no actor has to stay alive.
 """
 
 from dataclasses import dataclass

@@ -14,11 +14,11 @@ from mars_ray.platform.accounts.usage_limits import UsageLimits
 from mars_ray.serve.middleware.api_keys import Entry, Key, KeyTable
 
 AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._@|:+=-]{1,128}$")]
-"""Wider than names of keys, because subjects of tokens are accounts too."""
+"""Name of an account. It allows more characters than names of keys, because subjects of tokens are accounts too."""
 
 
 class Account(Entry):
-    """Limits of all keys and tokens of an account together. An account without limits needs no entry."""
+    """Limits of all keys and tokens of one account together. Accounts without limits need no entry."""
 
     name: AccountName
     limits: UsageLimits = UsageLimits()
@@ -38,7 +38,7 @@ class AccountKey(Key):
 
 
 class AccountTable(KeyTable[AccountKey]):
-    """Keys and accounts at one moment. Raises `ConfigError` for entries that cannot be together."""
+    """Keys and accounts at one moment. Raises `ConfigError` for contradictory entries."""
 
     key_class = AccountKey
 

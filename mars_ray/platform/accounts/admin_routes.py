@@ -31,7 +31,7 @@ YEAR_S = 366 * 86400
 
 @dataclass(frozen=True, slots=True)
 class Administration:
-    """What operators can change and read in a gateway."""
+    """Objects that operators change and read through a gateway."""
 
     keys: LiveKeys[AccountTable] | None
     """None if the endpoint has no keys."""

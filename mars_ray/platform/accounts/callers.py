@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 TOKEN_CHARS = 8192
 """Maximum length of a token."""
 _KTY = {"R": "RSA", "P": "RSA", "E": "EC"}
-"""Type of key by the first letter of an algorithm, except EdDSA."""
+"""JWK key type by the first letter of the algorithm. EdDSA is not listed, its key type is OKP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountCaller(Caller):
-    """Who sent a request. The name of the key is `oidc:ACCOUNT` for a token; the owner is the account."""
+    """Sender of a request. With a token, the name of the key is `oidc:ACCOUNT`. The owner is the account."""
 
     limits: Mapping[str, UsageLimits]
     """Limits that the caller's requests count towards, by holder: `key:NAME` and `account:NAME`."""
@@ -89,8 +89,8 @@ class AccountCallers:
         )
 
     async def row_caller(self, key: str, account: str) -> AccountCaller:
-        """Return the caller of the row of a batch, with the limits of the key, unless it was removed, and of its
-        account."""
+        """Return the caller of a batch's row, with the limits of its account, and those of its key unless the key was
+        removed."""
         limits: Mapping[str, UsageLimits] = {}
         if self._keys is not None:
             await self._keys.refresh()

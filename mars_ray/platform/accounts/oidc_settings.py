@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""Signatures by asymmetric keys only: with a symmetric algorithm, whoever can check a token could make one."""
+"""Signature algorithms. All are asymmetric, because a symmetric key that checks tokens can also make them."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ClaimName = str
 """Name of a claim. Dots lead into objects, as in `realm_access.roles`."""
@@ -53,7 +53,7 @@ class OidcSettings(BaseModel):
 
 
 def is_safe(url: str) -> bool:
-    """Return whether nobody between this machine and the URL's host could answer in its place."""
+    """Return whether the connection to a URL's host is encrypted, or stays on this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname

@@ -24,7 +24,7 @@ REFETCH_S = 30.0
 RENEW_S = 600.0
 """Age in seconds at which keys are fetched again while the old ones are still used."""
 STALE_S = 86400.0
-"""Age in seconds at which keys are no longer used, although the provider does not answer."""
+"""Age in seconds at which keys expire, even while the provider does not answer."""
 FETCH_S = 5.0
 """Seconds that the provider may be silent, and that a caller waits for a fetch."""
 

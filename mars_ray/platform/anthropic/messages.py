@@ -17,7 +17,7 @@ from mars_ray.platform.anthropic.protocol import CountTokensRequest, MessagesReq
 from mars_ray.platform.anthropic.responses import MessageResponse, MessageResponseBuilder
 from mars_ray.platform.anthropic.translate import chat_request
 from mars_ray.serve.http.endpoint import Endpoint, response_id
-from mars_ray.serve.http.models import Models
+from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.http.routes import ERRORS, STREAM, endpoint_of
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
@@ -25,7 +25,7 @@ from mars_ray.serve.middleware.json_body import JsonRoute
 MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorResponse} for status in ERRORS}
 
 
-def messages_routes(models: Models) -> APIRouter:
+def messages_routes(models: GatewayModels) -> APIRouter:
     """Return the routes of Anthropic's Messages API."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False, responses=MESSAGES_ERRORS)
 

@@ -101,7 +101,7 @@ Block = Annotated[
 
 
 class ConversationMessage(SentBack):
-    """One message of a conversation, perhaps as an answer had it."""
+    """One message of a conversation, written by the caller or taken from an earlier answer."""
 
     unused = ANTHROPIC_MESSAGE_FIELDS
 
@@ -128,7 +128,7 @@ class ConversationMessage(SentBack):
 
 
 def _few_blocks(messages: Any) -> Any:
-    """Refuse too many blocks before any of them is checked, because checking each delays all other callers."""
+    """Refuse too many blocks before checking any of them, because each check delays all other callers."""
     if isinstance(messages, list) and len(messages) <= MESSAGES_MAX:
         contents = (_joined(message.get("content")) for message in messages if isinstance(message, dict))
         count = sum(len(content) for content in contents if isinstance(content, list))

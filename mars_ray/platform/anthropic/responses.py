@@ -55,7 +55,7 @@ class MessageUsage(BaseModel):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     max_tokens: int | None = None
-    """Maximum tokens of the answer, if it is below what the request sets."""
+    """Maximum tokens of the answer, if lowered below the value in the request."""
 
 
 class MessageResponse(BaseModel):

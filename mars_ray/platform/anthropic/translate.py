@@ -133,7 +133,7 @@ def _choice(choice: ToolChoice) -> str | dict[str, Any]:
 
 
 def _budget(body: CountTokensRequest, *, reasons: bool) -> int | None:
-    """Return the most tokens of reasoning; None leaves the length to the model."""
+    """Return the maximum tokens of reasoning. None leaves the length to the model."""
     if body.thinking is None or body.thinking.type == "adaptive":
         return None
     if body.thinking.type == "disabled":

@@ -1,7 +1,7 @@
 """The stores of files and batches, and the runner of batches, from the settings of an endpoint.
 
 In:    settings, the models of an endpoint.
-Out:   stores for the routes; a runner whose rows take the way of a caller's request.
+Out:   stores for the routes; a runner whose rows are answered like callers' requests.
 Never: imports Ray.
 """
 

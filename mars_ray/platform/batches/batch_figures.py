@@ -16,7 +16,7 @@ FIGURES = "figures.json"
 FIGURES_S = 20.0
 """Seconds between two publications."""
 STALE_S = 120.0
-"""Seconds after which figures are no longer shown, because no runner publishes them."""
+"""Age in seconds at which figures are no longer shown."""
 
 
 WAITING = "waiting"
@@ -45,7 +45,7 @@ class BatchFigures(BaseModel):
 
 
 class BatchCounts:
-    """What the drivers of one runner have done since it started."""
+    """Counts of batches and rows that the drivers of one runner have ended since it started."""
 
     def __init__(self) -> None:
         self.ended = Counter[str]()

@@ -11,7 +11,7 @@ import time
 REFUSED_S = 10.0
 """Seconds of a pause after a refusal that names none."""
 SPACE_S = 0.05
-"""Seconds between two rows after a pause, in which the first one can be refused."""
+"""Seconds between two rows after a pause, so that a refusal of the first stops the others."""
 
 
 class BatchPause:

@@ -25,15 +25,15 @@ from mars_ray.platform.batches.row_calls import RowCalls, refused_row
 from mars_ray.platform.batches.storage_paths import RESULTS, result_id
 
 POLL_S = 1.0
-"""Seconds between two looks at the deadline and at the owner's wish to cancel, each with a write of the state."""
+"""Seconds between two checks of the deadline and of a request to cancel. Each check also writes the state."""
 READ_ROWS = 256
 """Rows to read at a time."""
 READ_BYTES = 4 << 20
-"""Bytes of lines after which no more rows are read at the same time."""
+"""Maximum bytes of the lines of the rows read at a time."""
 ROWS_AHEAD = 64
-"""Rows of one batch that wait for a turn in addition to those that run."""
+"""Maximum number of queued rows of one batch, besides those that run."""
 BYTES_AHEAD = 12 << 20
-"""Bytes of the lines of these rows after which the batch waits until one of them ends."""
+"""Maximum bytes of the lines of queued rows. Above it, the batch waits until a row ends."""
 Errors = tuple[dict[str, str], ...]
 """Fields of `BatchError`."""
 EXPIRED = "batch_expired"
@@ -43,7 +43,7 @@ EXPIRED_TEXT = "the row could not be answered before the completion window of th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTools:
-    """What all batches of a runner share."""
+    """Objects that all batches of a runner share."""
 
     files: FileStore
     batches: BatchStore
@@ -122,7 +122,7 @@ class BatchRun:
             )
 
     async def _answer_rows(self, output: BatchOutput) -> None:
-        """Answer all rows that are not done, until the deadline or the owner's wish to cancel."""
+        """Answer all rows that are not done, until the deadline or until the owner cancels."""
         await self._look(output)
         if self._stop:
             return
@@ -187,7 +187,7 @@ class BatchRun:
         await self._write(status=status, errors=self._errors, **results, **{f"{status}_at": self._now()})
 
     async def _take_late(self, output: BatchOutput) -> None:
-        """Give each row that is not done an error."""
+        """Write an error for each row that is not done."""
         late = 0
         try:
             async with aclosing(self._undone_rows(output)) as groups:

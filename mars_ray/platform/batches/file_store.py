@@ -209,7 +209,7 @@ class FileStore:
 
 
 def ordered(names: list[str], after: str | None, order: Literal["asc", "desc"]) -> list[str]:
-    """Return names in an order, and only those after `after`. An id that does not exist has its place in the order."""
+    """Return the names in order, and only those after `after`. An unknown id is sorted like the others."""
     if order == "asc":
         return [name for name in names if after is None or name > after]
     return [name for name in reversed(names) if after is None or name < after]

@@ -18,7 +18,7 @@ ERRORS_MAX = 50
 SHOWN_CHARS = 80
 """Maximum characters of a value from the file in a message."""
 LINE_EXTRA_BYTES = 4096
-"""Bytes of a line beyond those of its body."""
+"""Maximum bytes of a line besides its body."""
 FIELDS = frozenset(("custom_id", "method", "url", "body"))
 
 
@@ -29,7 +29,7 @@ class BatchRow(NamedTuple):
     """Key of 16 bytes in the ledger."""
     custom_id: str
     line: bytes
-    """The whole line. A parsed body takes several times as many bytes, so a row that waits holds none."""
+    """The whole line. It is parsed only when the row runs, because a parsed body takes several times as many bytes."""
 
     def body(self) -> dict[str, Any]:
         """Parse the line, and return its body."""
@@ -42,7 +42,7 @@ class InputCheck:
     """Outcome of the check of an input file."""
 
     errors: tuple[BatchError, ...]
-    """Reasons why the batch fails, in the order of the lines; none if it can run."""
+    """Reasons why the batch fails, in the order of the lines; empty if the batch can run."""
     rows: int
     model: str | None
     """Model of the first row that names one."""

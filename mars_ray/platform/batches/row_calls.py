@@ -21,15 +21,15 @@ from mars_ray.platform.batches.input_file import BatchRow
 IN_FLIGHT = 512
 """Maximum number of rows of all batches at the same time."""
 PAUSE_S = 1.0
-"""Seconds until a row is sent again that found no room."""
+"""Seconds before a row that found no room is sent again."""
 FAILURES = 3
 """Number of times that the endpoint fails on a row before the row gets an error."""
 RETRIED = frozenset({408, 429, 502, 503, 504})
 """Statuses after which a row is sent again."""
 NO_ROOM = frozenset({"overloaded", "unavailable", "replica_lost"})
-"""Codes of refusals for lack of room. Others are the batch's own: a limit of its key, or prices that are missing."""
+"""Error codes for lack of room. Other refusals concern the batch itself: a limit of its key, or missing prices."""
 NOT_REPEATED = "engine_hung"
-"""Code of the error of a request that hung an engine, and must not be sent to another one."""
+"""Error code of a request that hung an engine. It must not be sent to another engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class RouteAnswer:
     """The parsed JSON."""
     request_id: str
     retry_after_s: float | None = None
-    """Seconds after which the endpoint invites another try; None if it names none."""
+    """Seconds after which the endpoint suggests another try; None if it suggests none."""
 
 
 class RouteCaller(Protocol):
-    """Calls the route of a batch in the name of its key, in the class of service of batches."""
+    """Calls the route of a batch with the batch's key, in the class of service of batches."""
 
     async def call(self, batch: StoredBatch, body: dict[str, Any], id: str) -> RouteAnswer:
         """Return the answer of the route to a body. Errors of the endpoint are answers. Usage with the same `id` counts
@@ -106,7 +106,7 @@ class RowCalls:
         return await self._caller.has_access(batch)
 
     def is_paused(self, batch: StoredBatch) -> bool:
-        """Return whether a limit of its own has refused the batch since its last answer."""
+        """Return whether the batch pauses after a refusal that concerns this batch alone."""
         return batch.id in self._pauses
 
     def forget(self, batch: StoredBatch) -> None:

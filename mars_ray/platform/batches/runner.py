@@ -65,7 +65,7 @@ class BatchRunner:
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(_repeat(self._look, self._tools.poll_s))
-                # On its own, because the controller forgets a backlog while the storage makes the others wait.
+                # Report in a task of its own: while the storage is slow, the controller would forget the backlog.
                 if report := self._report:
                     loops.create_task(_repeat(lambda: report(self.backlog()), self._tools.poll_s))
                 if figures := self._figures:
@@ -137,7 +137,8 @@ class BatchRunner:
         return chosen
 
     def _to_end(self, waiting: list[StoredBatch], room: int) -> list[StoredBatch]:
-        """Return up to `room` batches that have only to end."""
+        """Return up to `room` batches that are cancelled or past their deadline, so that only their end is left to
+        store."""
         ended: list[StoredBatch] = []
         for batch in waiting:
             if len(ended) == room:
@@ -170,10 +171,8 @@ class BatchRunner:
             await asyncio.to_thread(lambda: file.write(self._all_figures(states, counts)))
 
     def _all_figures(self, states: dict[str, BatchState], counts: BatchCounts) -> BatchFigures:
-        """Return the figures of all batches.
-
-        `states` are those of batches with a driver, by id, and `counts` what drivers had done at the same moment.
-        """
+        """Return the figures of all batches. `states` holds the states of running batches by id, and `counts` the
+        counts of ended ones at the same moment."""
         batches = self._tools.batches.unfinished()
         waiting = [batch for batch in batches if batch.id not in states]
         self._waiting = {batch.id: self._waiting.get(batch.id) or self._tools.batches.state(batch) for batch in waiting}

@@ -32,7 +32,7 @@ FILE, BATCH = "file-", "batch_"
 RESULTS = ("output", "error")
 """Names of a batch's files of results."""
 BLOCK_BYTES = 8 << 20
-"""Bytes of a file in a store that are sent or read at a time: S3 takes parts from 5 MiB, and up to 10,000 of them."""
+"""Bytes of a file to send or read at a time. A multipart upload to S3 has up to 10,000 parts of at least 5 MiB."""
 LINE_BYTES = 1 << 18
 """Bytes of a file in a store that are searched for the end of a line at a time."""
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")

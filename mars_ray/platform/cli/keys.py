@@ -144,7 +144,7 @@ def set_account(
     ] = None,
     limit: Limit = None,
 ) -> None:
-    """Set the class and the limits of an account. They replace those that it has."""
+    """Set the class and the limits of an account, in place of the present ones."""
     _store(file, storage).set_account(_operator(), name=name, **_fields(service_class, None, limit, None))
     print_line(f"set account {name!r}. Endpoints follow within {CHECK_SECONDS:g} s.")
 
@@ -203,7 +203,7 @@ def _shown(moment: datetime) -> str:
 
 
 def _operator() -> str:
-    """Return who gives the command, for the audit log."""
+    """Return the name of the person at the command line, for the audit log."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # an account without a name, as in some containers

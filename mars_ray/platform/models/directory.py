@@ -1,4 +1,4 @@
-"""What a gateway knows of the models of its endpoint."""
+"""Directory of an endpoint's models, which gateways follow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

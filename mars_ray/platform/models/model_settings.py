@@ -15,7 +15,7 @@ class AddedModel(ModelSettings):
     """Settings of a further model of an endpoint, whose engines start and end while the endpoint runs."""
 
     model: str
-    """As for the main model. Classes of service that are left out are those of the endpoint."""
+    """Name of the model, as for the main model. Classes of service without a setting keep that of the endpoint."""
     access: Access = Field(default_factory=dict)
     min_replicas: int = Field(1, ge=0, le=1000)
     """Minimum number of engines. At 0, the last engine ends after `downscale_to_zero_delay_s` without a request, and

@@ -29,12 +29,12 @@ START_S = 5.0
 """Maximum seconds between two calls of the manager while a gateway gets ready for a version, so that the manager sees
 that the gateway lives."""
 UNUSED_S = 5.0
-"""Seconds without a request after which the endpoint of a version that left ends. A request may be that far from its
-engine: it is rendered first, and may wait for the meter of usage."""
+"""Idle seconds after which the endpoint of a version that left ends. A request may reach its engine this late, because
+its prompt is rendered first and it may wait for the meter."""
 LEAVE_S = 120.0
-"""Maximum seconds that engines of a version that left are kept for running requests."""
+"""Maximum seconds to keep the engines of a version that left, for requests still running."""
 RETRY_AFTER_S = 10
-"""Seconds that a caller is told to wait for a model that is not ready."""
+"""Retry-After in seconds for a model that is not ready."""
 
 
 class ModelsLink(Protocol):
@@ -218,7 +218,7 @@ class ServedModels:
         assert self.link
         async with self._applying:
             await self._end_unused()
-            # Until nobody uses the engines of a version that left, say that its directory is not in use yet.
+            # Report the old directory until no request uses the engines of a version that left.
             revision = min([self.directory.revision, *(version.revision - 1 for version in self._leaving.values())])
             directory = await self.link.follow(self._gateway, revision)
             if directory or any(version not in self._running for version in _versions(self.directory)):

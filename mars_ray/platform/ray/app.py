@@ -33,13 +33,13 @@ RUNNER_DRAIN_SECONDS = 10
 
 
 class Ingress:
-    """The deployment through which requests would enter the application of a further model. It has no replica.
+    """Ingress of a further model's application, which Serve demands. It has no replica.
 
-    Serve refuses a request router of the application's own at an ingress behind HAProxy, so the engines are none.
+    Serve refuses a request router at an ingress behind HAProxy, so the engines cannot be the ingress.
     """
 
     def __init__(self, _engines: DeploymentHandle) -> None:
-        """Take the handle that binds the engines into the application."""
+        """Accept the engines' handle, so that Serve deploys the engines."""
 
 
 def build_openai_app(args: dict[str, Any]) -> Application:
@@ -75,8 +75,7 @@ def _pinned(args: dict[str, Any]) -> PlatformConfig:
 
 
 def added_engines(config: PlatformConfig, settings: AddedModel) -> Application:
-    """Return the application of the engines of a further model, without a route. `config` is that of the model
-    alone."""
+    """Return the application of a further model's engines, without a route. `config` belongs to that model alone."""
     engines = engine_deployment(config, "", config.engine.threads or 0, settings.ray_actor_options)
     least = settings.min_replicas
     most = settings.max_replicas or max(1, least)

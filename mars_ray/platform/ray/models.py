@@ -93,7 +93,7 @@ class Models:
             settings = settings.model_copy(update={"adapters": {arguments[1]: arguments[2]}})
         else:
             return None
-        # In a process of its own, because the libraries for models are large.
+        # Check in a separate process, because the libraries for models take much memory.
         problem: MarsRayError | None = await ray.remote(num_cpus=0)(_problem).remote(settings)
         return problem
 

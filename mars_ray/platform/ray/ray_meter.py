@@ -31,7 +31,7 @@ class MeterActor(SharedActor):
         context = ray.get_runtime_context()
         self._folder: Path | None = None
         if storage is None:
-            # Another account that owned the folder above could put its own in the place of this one.
+            # The parent must be private too, because its owner could swap this folder.
             folders = private_folder(temporary_folder() / "usage", within=temporary_folder())
             self._folder = folders / context.get_actor_id()
         ledger = UsageLedger(self._folder or usage_folder(storage or ""))

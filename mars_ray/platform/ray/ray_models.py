@@ -1,4 +1,4 @@
-"""Ray shell: the way of a gateway to the deployment `Models`."""
+"""Ray shell: the client with which a gateway calls the deployment `Models`."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SEGMENTS = 256
 """Number of segments that a snapshot replaces."""
 REMEMBERED_S = 3600.0
-"""Seconds in which a record that is sent again is recognised by its id."""
+"""Seconds during which a record that is sent again is recognised by its id."""
 REMEMBERED_IDS = 1_000_000
 """Maximum number of ids that are remembered; older ones are forgotten first."""
 FRESH_S = 240.0

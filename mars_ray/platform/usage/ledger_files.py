@@ -75,7 +75,7 @@ class LedgerFiles:
         return sorted(name.rsplit("/", 1)[-1] for name in path.fs.find(path.path))
 
     def newest_snapshot(self) -> Snapshot:
-        """Return the newest snapshot; an empty one if there is none."""
+        """Return the newest snapshot, or an empty one."""
         names = self.names("snapshots")
         if not names:
             return Snapshot()

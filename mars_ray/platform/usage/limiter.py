@@ -29,7 +29,7 @@ class LimitedRequest:
 
     id: str
     day: str
-    """Day in UTC on which the request arrived; its budgets are those of this day and its month."""
+    """Day in UTC on which the request arrived. The request counts towards the budgets of this day and its month."""
     tokens: int
     """Prompt tokens and the largest number of answered tokens; once the request has ended, the tokens it used."""
     price_billionths: int
@@ -40,7 +40,8 @@ class LimitedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRequest:
-    """A request that a gateway has admitted in the last minute or that still runs, for a meter that has restarted."""
+    """A request that a gateway admitted in the last minute or that still runs. The gateway tells a restarted meter
+    about it."""
 
     request: LimitedRequest
     age_s: float
@@ -50,7 +51,7 @@ class RecentRequest:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What is left of a limit per minute, for the headers of an answer."""
+    """Remaining amount of a limit per minute, for the headers of an answer."""
 
     limit: int
     remaining: int
@@ -75,7 +76,7 @@ class LimitRefusal:
     """Name of the limit, a field of `UsageLimits`."""
     message: str
     retry_after_s: float = 0.0
-    """Seconds until a retry may succeed; 0 if only another request or another day can."""
+    """Seconds until a retry may succeed; 0 if no retry of this request can succeed today."""
     left: Granted = Granted()
 
 
@@ -126,7 +127,7 @@ class UsageLimiter:
         return known
 
     def introduce(self, gateway: str, recent: Iterable[RecentRequest]) -> None:
-        """Take over what a gateway has admitted before this limiter began. Does nothing for a gateway it knows."""
+        """Take over the requests that a gateway admitted before this limiter began. Known gateways are ignored."""
         if self.knows(gateway):
             return
         now_s = self._heard_s[gateway] = self._clock()

@@ -23,18 +23,18 @@ REPORT_ROWS = 20_000
 """Maximum number of rows of a report over HTTP, because a gateway holds and sends them whole."""
 
 REPORTS = 2
-"""Maximum number of reports that are made or wait at a time, each of another account."""
+"""Maximum number of reports in progress or waiting. An account has at most one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterMessage:
-    """What a gateway asks and tells at once."""
+    """Requests to admit and records to store, in one message from a gateway."""
 
     gateway: str
     """Unique name of the gateway's process."""
     requests: Sequence[LimitedRequest] = ()
     ended: Sequence[str] = ()
-    """Ids of requests that ended without an answer, so that they used no tokens."""
+    """Ids of requests that ended without an answer. They used no tokens."""
     recent: Sequence[RecentRequest] | None = None
     """The requests that the gateway has admitted in the last minute or that still run; None unless the meter asked."""
 

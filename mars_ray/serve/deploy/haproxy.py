@@ -91,7 +91,7 @@ def patch(path: Path) -> None:
     """Apply the changes that the module docstring lists to the configuration at `path`, and write HAProxy's error
     answers next to it.
 
-    Raises `OutputError` if another account could change the files there, `ConfigError` for an unusable certificate.
+    Raises `OutputError` if another user could change the files there, `ConfigError` for an unusable certificate.
     """
     _close(path.parent)
     pem = certificate_with_key()
@@ -141,7 +141,7 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
 
 
 def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
-    """Yield `lines`, and give each backend without servers its previous servers, which the file `memory` holds."""
+    """Yield `lines`. Backends without servers get the servers that an earlier call saved in the file `memory`."""
     previous: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
     sections: list[list[str]] = [[]]
     for line in lines:
@@ -159,12 +159,12 @@ def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
 
 
 def _close(folder: Path) -> None:
-    """Make a folder private. Raises `OutputError` if another account could replace the folder."""
+    """Make a folder private. Raises `OutputError` if another user could replace the folder."""
     private_folder(folder)
     parent = folder.parent.stat()
     if parent.st_uid not in (os.geteuid(), 0) or (parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX):
         raise OutputError(
-            f"other accounts can rename files in {folder.parent}. Set RAY_SERVE_HAPROXY_* to a folder of your own."
+            f"other users can rename files in {folder.parent}. Set RAY_SERVE_HAPROXY_* to a folder of your own."
         )
 
 

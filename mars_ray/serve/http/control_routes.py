@@ -22,7 +22,7 @@ from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.http.control_client import ControlClient
-from mars_ray.serve.http.models import Models
+from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.http.streams import EventStreamResponse
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
@@ -42,7 +42,7 @@ THIN = 3
 class LiveFeed:
     """Event streams of the live view, for all viewers."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: GatewayModels) -> None:
         self._models = models
         self._viewers = 0
 
@@ -119,7 +119,7 @@ class OverrideRequest(RequestBody):
     """Duration of the override; None means until it is cleared."""
 
 
-def control_routes(models: Models, audit: AuditLog) -> APIRouter:
+def control_routes(models: GatewayModels, audit: AuditLog) -> APIRouter:
     """Return the routes under `/control`."""
     routes = APIRouter(prefix="/control", route_class=JsonRoute)
     feed = LiveFeed(models)

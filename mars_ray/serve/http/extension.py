@@ -1,4 +1,4 @@
-"""What may surround the core of a gateway: the interface through which a platform adds to it.
+"""Interface through which a platform adds to the core of a gateway.
 
 In:    the core calls these methods and never knows who implements them.
 Out:   routes, callers, forms of other APIs, metrics, and a meter.
@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import APIRouter
 
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.models import Models
+from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm, Uploads
 from mars_ray.serve.middleware.callers import Callers
 from mars_ray.storage.audit_log import AuditLog
@@ -20,7 +20,7 @@ class Extension:
     """Adds nothing. Subclasses override what they add."""
 
     callers: Callers | None = None
-    """All who have access; None lets everybody in."""
+    """Callers that have access. None gives everybody access."""
     meter: Meter = Meter()
     audit: AuditLog = AuditLog(None)
     """Log of operators' acts."""
@@ -28,9 +28,9 @@ class Extension:
     tokenizer_paths: frozenset[str] = frozenset()
     """Further paths that use only the tokenizer."""
     measured_paths: frozenset[str] = frozenset()
-    """Further paths that have a label of their own in the metrics and in spans."""
+    """Further paths with their own label in metrics and spans."""
 
-    def routes(self, _models: Models) -> Sequence[APIRouter]:
+    def routes(self, _models: GatewayModels) -> Sequence[APIRouter]:
         """Return further routes."""
         return ()
 

@@ -3,6 +3,10 @@
 In:    a function that sends a request to some replica.
 Out:   the result or the chunks of that request.
 Never: yields a token twice: a begun stream continues after the tokens that were already sent.
+
+The next engine reads the tokens that were sent like those of a preempted sequence: they count as output for limits,
+penalties and draws. Parsers of calls run in the gateway, so they notice nothing. Each attempt has its own id, because a
+late cancel of the lost attempt must not end the next one.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -99,7 +103,7 @@ class _UnfinishedAnswers:
             self.answers[chunk.index] = tokens, forwards + 1
 
     def request(self, attempt: int) -> Request:
-        """Return the request for the rest of the answers, for attempt 0 the whole request."""
+        """Return the request for the rest of the answers. For attempt 0 it is the whole request."""
         if not attempt:
             return self._request
         # The id is new, because an engine that counts as lost may still cancel the previous attempt.

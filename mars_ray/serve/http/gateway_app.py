@@ -1,6 +1,6 @@
 """The complete HTTP gateway as one ASGI app: access middleware, routes, log and metrics around an engine client.
 
-In:    settings, the models with clients of their engines and controllers, a client of the store of responses.
+In:    settings, the models with clients of their engines and controllers, an `Extension`.
 Out:   one ASGI app for any ASGI server.
 Never: imports Ray.
 """
@@ -23,7 +23,7 @@ from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.extension import Extension
 from mars_ray.serve.http.gateway_metrics import ROUTES, GatewayMetrics, merge_metrics
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.models import Models
+from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.http.routes import make_app
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
 from mars_ray.serve.middleware.access import AccessMiddleware
@@ -64,7 +64,7 @@ class KeyFile(Extension):
 
 
 def make_gateway_app(
-    models: Models, config: ServeConfig, *, name: str, extension: Extension | None = None
+    models: GatewayModels, config: ServeConfig, *, name: str, extension: Extension | None = None
 ) -> AccessMiddleware:
     """Return the app. `name` identifies this process in the metrics. Raises `DataError` for bad keys.
 
@@ -121,7 +121,7 @@ class Traces(NamedTuple):
     begin: Callable[[Exchange, Headers], None] = lambda _exchange, _headers: None
     end: Callable[[Exchange], None] = lambda _exchange: None
     counts: Callable[[], Mapping[str, int]] = dict
-    """Returns the number of spans by what became of them."""
+    """Returns the number of spans by outcome."""
     close: Callable[[], None] = lambda: None
 
 

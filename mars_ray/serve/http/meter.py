@@ -1,4 +1,4 @@
-"""Interface of who admits requests by their size and counts what they used. The core admits all and counts nothing."""
+"""Interface of a meter, which admits requests by their size and counts their usage. The core's admits all requests."""
 
 from mars_ray.serve.middleware.exchange import Exchange
 

@@ -19,7 +19,7 @@ class ModelClients:
     control: ControlClient
 
 
-class Models(Protocol):
+class GatewayModels(Protocol):
     """The models of one gateway, used within one event loop, inside `async with models.running()`."""
 
     @property

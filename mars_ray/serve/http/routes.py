@@ -33,7 +33,7 @@ from mars_ray.serve.http.control_routes import control_routes
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.extension import Extension
-from mars_ray.serve.http.models import Models
+from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path
@@ -103,7 +103,7 @@ class HeadRequests:
 
 
 def make_app(
-    models: Models,
+    models: GatewayModels,
     metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
     extension: Extension,
     *,
@@ -146,7 +146,7 @@ def make_app(
     return app
 
 
-def openai_routes(models: Models) -> APIRouter:
+def openai_routes(models: GatewayModels) -> APIRouter:
     """Return the routes of OpenAI's API, and vLLM's routes for the tokenizer."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
@@ -220,7 +220,7 @@ def _owner(request: Request) -> str:
     return Exchange.of(request.scope).owner
 
 
-async def endpoint_of(models: Models, name: str | None, request: Request) -> Endpoint:
+async def endpoint_of(models: GatewayModels, name: str | None, request: Request) -> Endpoint:
     """Return the endpoint that answers a request for a model."""
     return await models.find(name, _owner(request))
 

@@ -39,7 +39,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._taken: str | None = None
-        """Key whose turn it is."""
+        """Key that holds the lock."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiting callers by key; the first key is next."""
 
@@ -102,7 +102,7 @@ class TokenizerProcess:
         self._tool_parser = tool_parser
         self._reasoning_parser = reasoning_parser
         self.answer_format = NO_TOOLS
-        """How the model writes tool calls and reasoning, once the process has started."""
+        """Notation of tool calls and reasoning, known once the process has started."""
         self.infill: InfillMarkers | None = None
         """Markers for filling in the middle, once the process has started; None if the model has none."""
         self._turns = Turns()

@@ -49,7 +49,7 @@ ANONYMOUS = "anonymous"
 """Name of every caller of a server without keys. Such a server listens on the loopback interface only."""
 
 FORM_BYTES = 64 * 2**10
-"""Bytes of an upload beyond those of its file: the other fields of the form, and boundaries."""
+"""Maximum bytes of an upload besides its file: other fields of the form, and boundaries."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)

@@ -37,7 +37,7 @@ _SHOWN_CHARS = 8
 
 
 class Entry(BaseModel):
-    """What a table holds, by name."""
+    """Type of the named entries of a table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

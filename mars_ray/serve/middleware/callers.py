@@ -16,7 +16,7 @@ from mars_ray.serve.middleware.key_store import LiveKeys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request."""
+    """Sender of a request."""
 
     key: str
     """Name of the key in logs and metrics."""

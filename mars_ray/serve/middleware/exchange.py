@@ -87,8 +87,7 @@ def trace_id_of(headers: list[tuple[bytes, bytes]]) -> str | None:
 
 
 PATH_CHARS = 200
-"""Maximum number of characters of a path in the log, because unknown callers choose the path. In JSON,
-one of them may take up six characters."""
+"""Maximum characters of a path in the log, because unknown callers choose the path. JSON may take six bytes for one."""
 
 UNLOGGED = ("api", "caller", "headers", "meter_id")
 """Fields of an exchange that the log leaves out."""

@@ -2,6 +2,9 @@
 
 `serve deploy` and `mars-ray serve` build the application from the `args` of a config file. Options under `deployments`
 in that file override the options set here.
+
+Gateways and engines are two deployments: a gateway outlives an engine that dies, so it can send the request elsewhere,
+and it keeps JSON, templates and tokenisation off the engines' cores.
 """
 
 from collections.abc import Mapping

@@ -32,8 +32,8 @@ class ChatHandle:
         self._config = config.model_copy(update={"controller": config.controller or _application()})
 
     async def gateway_settings(self) -> tuple[MakeGateway, ServeConfig, Sequence[DeploymentHandle]]:
-        """Return what a gateway in another process needs: the function that makes it, the settings, and the handles of
-        the engines and of what a platform adds."""
+        """Return the arguments from which another process makes a gateway: the function that makes it, the settings,
+        and the handles of the engines and of the platform's deployments."""
         return self.make_gateway, self._config, (self._engines, *self._others)
 
     async def chat(self, messages: Messages, **fields: Any) -> AsyncGenerator[ChatCompletionChunk, None]:

@@ -13,14 +13,14 @@ from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.extension import Extension
 from mars_ray.serve.http.gateway_app import KeyFile, make_endpoint, make_gateway_app
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.models import ModelClients, Models, OneModel
+from mars_ray.serve.http.models import GatewayModels, ModelClients, OneModel
 from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 class GatewayParts(NamedTuple):
-    """What a gateway consists of."""
+    """GatewayModels, extension and app of a gateway."""
 
-    models: Models
+    models: GatewayModels
     extension: Extension
     app: ASGIApp
 

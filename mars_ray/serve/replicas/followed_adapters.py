@@ -20,7 +20,7 @@ EVERY_S = 1.0
 
 
 class FollowedAdapters:
-    """Follows the adapters that `read` returns; None means that nobody has said yet which are wanted."""
+    """Follows the adapters that `read` returns. None means that no adapters have been stored yet."""
 
     def __init__(self, engine: AsyncEngine, read: Callable[[], Mapping[str, str] | None]) -> None:
         self._engine = engine
@@ -31,7 +31,7 @@ class FollowedAdapters:
         """Reason for each adapter that could not be set; the key "" is for all of them."""
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow the wanted adapters until cancelled."""
         while True:
             try:
                 await self.refresh()

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ServerEngine(Protocol):
-    """What the agent needs of vLLM's `EngineClient`."""
+    """The part of vLLM's `EngineClient` that the agent uses."""
 
     vllm_config: Any
 

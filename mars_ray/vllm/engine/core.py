@@ -35,7 +35,7 @@ class CoreLoad:
 
 
 class DecodingCore(Protocol):
-    """What `VllmEngine` needs of vLLM. Calls raise vLLM's own errors, except where an error is named here."""
+    """The part of vLLM that `VllmEngine` uses. Calls raise vLLM's own errors, except where an error is named here."""
 
     limits: EngineLimits
     block: int

@@ -1,4 +1,7 @@
-"""The engine over vLLM: our waiting queue and texts, and vLLM's scheduler, cache and network."""
+"""The engine over vLLM: our waiting queue and texts, and vLLM's scheduler, cache and network.
+
+vLLM gets as many sequences as it runs at once, so that service classes and refusals stay ours.
+"""
 
 import random
 import time
@@ -183,7 +186,7 @@ class VllmEngine:
         return refused
 
     def _has_place(self, head: Sequence) -> bool:
-        """Return whether vLLM has a place for a waiting sequence, for which a sequence of lower priority may leave."""
+        """Return whether vLLM has a place for a waiting sequence, if need be by preempting one of lower priority."""
         if len(self._running) < self.limits.max_num_seqs:
             return True
         lower = [

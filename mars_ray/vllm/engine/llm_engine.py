@@ -95,7 +95,7 @@ class LLMEngineCore:
         return record
 
     def forwards(self) -> list[LoggedForward]:
-        """Return the forwards of single requests since the last call; all workers have the same."""
+        """Return the forwards per request since the last call. All workers log the same, so one is read."""
         forwards: list[LoggedForward] = self._engine.collective_rpc("mars_forwards")[0]
         return forwards
 

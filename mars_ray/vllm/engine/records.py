@@ -26,7 +26,7 @@ class Records:
         self._step_times: Mapping[int, Mapping[str, float]] = {}
 
     def read(self, record: Mapping[str, Any], forwards: Iterable[LoggedForward]) -> None:
-        """Take over a `mars_record`, and the forwards since the last call."""
+        """Add a `mars_record` and the forwards since the last call."""
         self._step_times = record["step_times"]
         for forward in forwards:
             self._observe(forward)

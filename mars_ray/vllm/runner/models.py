@@ -8,7 +8,7 @@ from mars_ray.vllm.runner.model_state import MarsModelState
 
 
 class _Lookahead:
-    """What lookahead adds to a network."""
+    """Mixin that adds lookahead to a network."""
 
     @staticmethod
     def get_model_state_cls() -> type[MarsModelState]:

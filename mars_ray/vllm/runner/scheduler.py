@@ -16,13 +16,13 @@ from mars_ray.vllm.sure_tokens import SureTokens
 
 
 def mars_scheduler(vllm_config: VllmConfig, **arguments: Any) -> Scheduler:
-    """Return a scheduler for the kind of scheduling that vLLM has chosen."""
+    """Create the MARS subclass of vLLM's synchronous or asynchronous scheduler, whichever vLLM has chosen."""
     chosen = MarsAsyncScheduler if vllm_config.scheduler_config.async_scheduling else MarsScheduler
     return chosen(vllm_config=vllm_config, **arguments)
 
 
 class _Lookahead(Scheduler):
-    """The three things that lookahead adds to scheduling."""
+    """The changes that lookahead makes to scheduling."""
 
     def __init__(self, *arguments: Any, vllm_config: VllmConfig, **named: Any) -> None:
         super().__init__(*arguments, vllm_config=vllm_config, **named)
@@ -34,7 +34,7 @@ class _Lookahead(Scheduler):
         coordinator.cache_blocks = self._capped(coordinator.cache_blocks)
 
     def _capped(self, cache_blocks: Callable[[Request, int], None]) -> Callable[[Request, int], None]:
-        """Return a `cache_blocks` that leaves out tokens whose keys may be those of masks."""
+        """Return a `cache_blocks` that skips tokens whose keys may belong to masks."""
 
         def capped(request: Request, num_computed_tokens: int) -> None:
             cache_blocks(request, self._sure.limit(request, num_computed_tokens))
