@@ -77,7 +77,8 @@ def surround(
     meter = UsageMeter(UsageLedger(usage)) if config.meters_usage else None
 
     def models(link: GatewayMeter | None) -> ServedModels:
-        return ServedModels(ModelClients(make_endpoint(client, config, folder, link), control))
+        clients = ModelClients(make_endpoint(client, config, folder, link), control)
+        return ServedModels(clients, access=config.access)
 
     async def work() -> None:
         if (stores := make_stores(config)) is not None:

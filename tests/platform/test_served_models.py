@@ -176,7 +176,9 @@ async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fiel
         return clients(version.application, version.config)
 
     found = Platform(manager, None, None)  # type: ignore[arg-type]  # set below
-    models = ServedModels(clients("main", config), manager, make, gateway="test", wait_s=config.model_wait_s)
+    models = ServedModels(
+        clients("main", config), manager, make, gateway="test", wait_s=config.model_wait_s, access=config.access
+    )
     platform = Extension(config, models, None, LocalResponseStore(folder / "responses"), name="test")
     app = make_gateway_app(models, config, name="test", extension=platform)
     async with (
@@ -243,6 +245,22 @@ def test_an_account_without_access_to_the_main_model_must_name_one(run: Run, tmp
         assert (await found.ask("small", other)).status_code == 200
 
     run(work, keys=str(keys), access={"bundled": ["acme"]}, models={"small": {"model": "bundled"}})
+
+
+def test_a_private_main_model_is_private_before_the_manager_answers_and_under_its_further_names(
+    run: Run, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    acme, other = (add_key(keys, name, "use", account=name) for name in ("acme", "other"))
+
+    async def work(found: Platform) -> None:
+        assert found.models.directory.revision == 0
+        for name in ("bundled", "gpt"):
+            assert (await found.ask(name, other, max_tokens=1)).status_code == 404
+            assert (await found.ask(name, acme, max_tokens=1)).status_code == 200
+        assert await found.names(other) == []
+
+    run(work, keys=str(keys), access={"bundled": ["acme"]}, served_model_names=["gpt"])
 
 
 def test_models_come_and_go_while_the_endpoint_runs(run: Run) -> None:

@@ -31,6 +31,7 @@ class Replicas:
 
     def __init__(self, *ends: tuple[int, MarsRayError | None]) -> None:
         self.ends, self.calls, self.closed = ends, 0, 0
+        self.names: list[str] = []
 
     async def stream(self, request: Request = REQUEST) -> AsyncGenerator[Chunk, None]:
         count, error = self.ends[min(self.calls, len(self.ends) - 1)]
@@ -45,7 +46,8 @@ class Replicas:
         finally:
             self.closed += 1
 
-    async def collect(self) -> list[Chunk]:
+    async def collect(self, request: Request) -> list[Chunk]:
+        self.names.append(request.id)
         return [chunk async for chunk in self.stream()]
 
 
@@ -117,10 +119,11 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
     replicas = Replicas(*[(2, LOST)] * (lives_at - 1), (4, None))
     if lives_at > ATTEMPTS:
         with pytest.raises(ReplicaLostError):
-            asyncio.run(collect_with_retry(replicas.collect))
+            asyncio.run(collect_with_retry(replicas.collect, REQUEST))
     else:
-        assert asyncio.run(collect_with_retry(replicas.collect)) == CHUNKS
+        assert asyncio.run(collect_with_retry(replicas.collect, REQUEST)) == CHUNKS
     assert replicas.calls == min(lives_at, ATTEMPTS)
+    assert len(set(replicas.names)) == replicas.calls, "a late cancel of a lost attempt ends no other"
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,6 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
 def test_other_errors_are_not_tried_again(error: MarsRayError) -> None:
     replicas = Replicas((0, error))
     with pytest.raises(type(error)):
-        asyncio.run(collect_with_retry(replicas.collect))
+        asyncio.run(collect_with_retry(replicas.collect, REQUEST))
     assert streamed(replicas) == ([], error)
     assert replicas.calls == 2

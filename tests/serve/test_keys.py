@@ -441,6 +441,33 @@ def check_bad_fields(path: Path, fields: dict[str, Any], said: str) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_change_during_a_check_is_seen_by_the_next_caller(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_key(path, "ada", "use")
+    keys = LiveKeys(key_file(path))
+    checking, go_on, real = threading.Event(), threading.Event(), keys.check
+
+    def slow_check() -> None:
+        real()
+        checking.set()
+        go_on.wait(60)
+
+    async def changed_meanwhile() -> bool:
+        keys.expire()
+        with monkeypatch.context() as patched:
+            patched.setattr(keys, "check", slow_check)
+            first = asyncio.create_task(keys.refresh())
+            await asyncio.to_thread(checking.wait, 60)
+        bob = add_key(path, "bob", "use")
+        keys.expire()
+        second = asyncio.create_task(keys.refresh())
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(first, second)
+        return keys.table.find(digest(bob)) is not None
+
+    assert asyncio.run(changed_meanwhile())
+
+
 def test_a_grace_without_end_is_refused(path: Path) -> None:
     add_key(path, "ada", "use")
     with pytest.raises(ConfigError, match="too long"):

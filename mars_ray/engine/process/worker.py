@@ -99,6 +99,9 @@ def _obey(
                 alive[request.id] = len(request.indices)
             except MarsRayError as error:
                 orders.send(Refused(request.id, error))
+            except Exception as bug:  # other requests go on
+                log.exception("request %s cannot be added", request.id)
+                orders.send(Refused(request.id, StepError(f"the request cannot be added: {bug!r}.")))
         case Cancel(request_id):
             engine.cancel(request_id)
         case AskState():

@@ -49,7 +49,11 @@ class Directory:
     access: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Accounts that may use a model or an adapter, by name. Names without an entry are open to all."""
 
-    def allows(self, name: str, account: str) -> bool:
-        """Return whether an account may use a model or an adapter."""
-        allowed = self.access.get(name)
+    def allows(self, name: str, account: str, model: str) -> bool:
+        """Return whether an account may use a model or an adapter.
+
+        `model` is the model if `name` is one of its further names, which have its accounts unless they have their own;
+        otherwise it equals `name`.
+        """
+        allowed = self.access.get(name, self.access.get(model))
         return allowed is None or account in allowed

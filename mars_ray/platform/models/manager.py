@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mars_ray.errors import MarsRayError, UnknownNameError, did_you_mean
+from mars_ray.errors import MarsRayError, OutputError, UnknownNameError, did_you_mean
 from mars_ray.platform.models.applications import Applications, ApplicationState, application_prefix
 from mars_ray.platform.models.directory import Directory, ModelState, ServedModel, ServedVersion
 from mars_ray.platform.models.model_settings import AddedModel
@@ -204,6 +204,7 @@ class ModelManager:
         if not self._document.swap(self._version, data):
             # Another manager, of an older deployment, has written meanwhile. Its gateways are gone soon.
             self._version = self._document.version()
-            self._document.swap(self._version, data)
+            if not self._document.swap(self._version, data):
+                raise OutputError(f"{self._document.name} was changed by others meanwhile. Try again.")
         self._version = self._document.version()
         self.registry = registry

@@ -18,6 +18,7 @@ from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.platform.models.directory import Directory, ServedModel, ServedVersion
+from mars_ray.platform.models.model_settings import Access
 from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.models import ModelClients, not_running
@@ -76,6 +77,7 @@ class ServedModels:
         *,
         gateway: str = "",
         wait_s: float = 0.0,
+        access: Access | None = None,
     ) -> None:
         self.main = main.endpoint
         self.link = link
@@ -83,7 +85,8 @@ class ServedModels:
         self._make = make
         self._gateway = gateway
         self._wait_s = wait_s
-        self.directory = Directory()
+        self.directory = Directory(access=access or {})
+        """The newest directory; until the first one comes, the access that the settings give."""
         self._running: dict[str, _Running] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, _Leaving] = {}
@@ -115,16 +118,22 @@ class ServedModels:
         """
         main = await self.main.model_info()
         wanted = main.name if name is None else name
-        if self.directory.allows(wanted, account):
-            if main.by_name(wanted):
+        if main.by_name(wanted):
+            if self._allows(main, wanted, account):
                 return self.main
+        else:
             await self._first_directory(wanted)
-            if model := self._model(wanted):
+            if (model := self._model(wanted)) and self._allows(main, wanted, account):
                 return await self._ready(model.name)
         names = ", ".join(repr(info.name) for info in await self.infos(account))
         refused = f"the model {name[:80]!r} does not exist here" if name else "the request names no model; name one"
         message = f"{refused}. Available: {names}."
         raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
+
+    def _allows(self, main: ModelInfo, name: str, account: str) -> bool:
+        models: list[ModelInfo | ServedModel] = [main, *self.directory.models]
+        model = next((model.name for model in models if name in model.served_names), name)
+        return self.directory.allows(name, account, model)
 
     async def infos(self, account: str) -> list[ModelInfo]:
         """Return the facts about all models and adapters that an account may use. Models without an engine since this
@@ -140,10 +149,7 @@ class ServedModels:
             if model.name in self._infos
         ]
         return [
-            served
-            for info in (main, *known)
-            for served in info.all_names()
-            if self.directory.allows(served.name, account)
+            served for info in (main, *known) for served in info.all_names() if self._allows(main, served.name, account)
         ]
 
     def endpoints(self) -> list[Endpoint]:

@@ -56,7 +56,7 @@ def make_models(
         return model_clients(serve.get_deployment_handle("Engine", version.application), version.config, meter)
 
     main = model_clients(engines, config, meter)
-    return ServedModels(main, RayModels(models), make, gateway=name, wait_s=config.model_wait_s)
+    return ServedModels(main, RayModels(models), make, gateway=name, wait_s=config.model_wait_s, access=config.access)
 
 
 class PlatformGateway(Gateway):

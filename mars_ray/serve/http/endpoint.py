@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 from uuid import uuid4
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mars_ray.chat.conversation import template_text
@@ -55,7 +55,7 @@ from mars_ray.openai_api.translate import (
 )
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.engine_calls import EngineCalls
-from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunk
+from mars_ray.serve.http.generation import Generation, Keep, answer_events, check_chunk, count_chunk
 from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.http.streams import (
     EventStreamResponse,
@@ -291,13 +291,12 @@ class Endpoint:
         answers = []
         try:
             await run_unless_disconnected(generation.http.receive, collecting)
-        except (ClientDisconnect, asyncio.CancelledError):
+        finally:  # all that was decoded counts, whether or not the whole answer comes about
             for chunk in chain.from_iterable(arrived):
                 usage.add(chunk)
-            raise
         for prompt, chunks in enumerate(arrived):
             for chunk in chunks:
-                count_chunk(chunk, usage)
+                check_chunk(chunk)
             answers += answers_of(chunks, body.n, prompt * body.n, logprobs=body.shows_logprobs)
         response = generation.builder.full(answers, usage.usage())
         await generation.count()

@@ -48,14 +48,14 @@ class EngineCalls:
         """Add the chunks of a request to `chunks` as they arrive. If an engine dies, another one begins again with an
         empty list. `call` records the chunks."""
 
-        async def once() -> None:
+        async def once(attempt: Request) -> None:
             chunks.clear()
-            async with aclosing(self._client.collect(request)) as parts:
+            async with aclosing(self._client.collect(attempt)) as parts:
                 async for part in parts:
                     chunks.extend(part)
 
         with self._counted():
-            await collect_with_retry(once, call=call)
+            await collect_with_retry(once, request, call=call)
         if call:
             for chunk in chunks:
                 call.add(chunk)

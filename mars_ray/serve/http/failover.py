@@ -28,17 +28,22 @@ T = TypeVar("T")
 
 
 async def collect_with_retry(
-    send: Callable[[], Awaitable[T]], attempts: int = ATTEMPTS, *, call: EngineCall | None = None
+    send: Callable[[Request], Awaitable[T]], request: Request, *, call: EngineCall | None = None
 ) -> T:
-    """Call `send` and return its result; call it again if a replica dies. Raises `ReplicaLostError` if the last attempt
-    fails too. `call` records the retries."""
-    for _ in range(attempts - 1):
+    """Send a request and return the result; send it again if a replica dies. Raises `ReplicaLostError` if the last
+    attempt fails too. `call` records the retries."""
+    for attempt in range(ATTEMPTS - 1):
         try:
-            return await send()
+            return await send(_attempted(request, attempt))
         except ReplicaLostError:
             if call:
                 call.lost("retry")
-    return await send()
+    return await send(_attempted(request, ATTEMPTS - 1))
+
+
+def _attempted(request: Request, attempt: int) -> Request:
+    """Return the request with an id of this attempt's own, except for the first one."""
+    return replace(request, id=f"{request.id}-{attempt}") if attempt else request
 
 
 async def stream_with_migration(
@@ -104,13 +109,10 @@ class _UnfinishedAnswers:
 
     def request(self, attempt: int) -> Request:
         """Return the request for the rest of the answers. For attempt 0 it is the whole request."""
-        if not attempt:
-            return self._request
-        # The id is new, because an engine that counts as lost may still cancel the previous attempt.
-        name = f"{self._request.id}-{attempt}"
-        if not self.begun:
-            return replace(self._request, id=name)
+        request = _attempted(self._request, attempt)
+        if not attempt or not self.begun:
+            return request
         partial_answers = {
             index: PartialAnswer(tuple(tokens), forwards) for index, (tokens, forwards) in self.answers.items()
         }
-        return replace(self._request, id=name, partial_answers=partial_answers)
+        return replace(request, partial_answers=partial_answers)

@@ -117,6 +117,11 @@ async def answer_events(
 def count_chunk(chunk: Chunk, usage: ResponseUsage) -> None:
     """Add a chunk to the usage. Raises the error of a sequence that failed or was cancelled."""
     usage.add(chunk)
+    check_chunk(chunk)
+
+
+def check_chunk(chunk: Chunk) -> None:
+    """Raise the error of a sequence that failed or was cancelled."""
     if chunk.finished and chunk.finished.error:
         raise chunk.finished.error
     if chunk.finished and chunk.finished.reason == "cancelled":

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 T = TypeVar("T")
 
@@ -135,12 +135,12 @@ class EventStreamResponse(Response):
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the stream ends or the client disconnects."""
-        with suppress(ClientDisconnect, OSError, TimeoutError):
+        with suppress(ClientDisconnect):
             await run_unless_disconnected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await _send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in self._events:
                 text = f"data: {event}" if isinstance(event, str) else f"event: {event.name}\ndata: {event.data}"
                 await _write(send, f"{text}\n\n".encode(), more=True)
@@ -150,5 +150,13 @@ class EventStreamResponse(Response):
 
 
 async def _write(send: Send, body: bytes, *, more: bool) -> None:
-    async with asyncio.timeout(WRITE_SECONDS):
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+    await _send(send, {"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _send(send: Send, message: Message) -> None:
+    """Send a message. Raises `ClientDisconnect` for a client that left or does not read."""
+    try:
+        async with asyncio.timeout(WRITE_SECONDS):
+            await send(message)
+    except (OSError, TimeoutError):
+        raise ClientDisconnect from None

@@ -176,6 +176,8 @@ class LiveKeys(Generic[T]):
         self.classes = classes
         self._clock = clock
         self._checked_at = clock()
+        self._changes = 0
+        """Number of changes made through this process; a check that began before the last one has not seen it."""
         self._loaded = store.version()
         self._table = store.read()
         self._check_classes()
@@ -196,6 +198,7 @@ class LiveKeys(Generic[T]):
     def expire(self) -> None:
         """Let the next caller wait for a check, because the store has changed."""
         self._checked_at = -math.inf
+        self._changes += 1
 
     async def refresh(self) -> None:
         """Check the store if the last check is old. At most one check runs, however many callers wait.
@@ -210,14 +213,18 @@ class LiveKeys(Generic[T]):
             if not done and not self._hangs:
                 self._hangs = True
                 log.error("%s does not answer. The keys read earlier stay in force.", self.store.name)
+            if done and self._checked_at == -math.inf:
+                await self.refresh()
 
     async def _check_once(self) -> None:
+        changes = self._changes
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.check)
         except Exception:
             log.exception("the keys cannot be checked; the keys read earlier stay in force")
         finally:
-            self._checked_at = self._clock()
+            if changes == self._changes:
+                self._checked_at = self._clock()
             self._check = None
             self._hangs = False
 
