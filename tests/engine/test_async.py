@@ -283,8 +283,9 @@ def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: 
 
 def test_a_start_that_is_cancelled_leaves_no_process_behind() -> None:
     async def test() -> None:
+        before = set(engine_processes(os.getpid()))  # of endpoints that tests share
         starting = asyncio.create_task(AsyncEngine.start(spec()))
-        while not (begun := engine_processes(os.getpid())):
+        while not (begun := set(engine_processes(os.getpid())) - before):
             await asyncio.sleep(0.01)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -82,7 +82,9 @@ def test_closing_ends_an_engine_that_is_stopped() -> None:
     asyncio.run(test())
 
 
-def test_an_engine_starts_after_its_server_was_killed() -> None:
+def test_an_engine_starts_after_its_server_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "8")  # a server of its own, because endpoints share the other one
+
     async def test() -> None:
         async with running() as first:
             first.parent().kill()

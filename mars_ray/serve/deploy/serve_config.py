@@ -42,7 +42,7 @@ class ServeConfig(ModelSettings):
 
     name: str | None = None
     """Name of the model in the API; None means the name of its folder."""
-    model_wait_s: float = Field(60.0, ge=0)
+    model_wait_s: float = Field(30.0, ge=0)
     """Maximum seconds that a request waits for the first engine of its model. Then it is refused with a
     `Retry-After`."""
     controller: str | None = None
@@ -157,7 +157,7 @@ def check_exposure(host: str, config: ServeConfig) -> None:
     if not config.knows_callers and host not in LOOPBACK:
         raise ConfigError(
             f"the host is {host!r} and there are no API keys: everyone who can reach this machine could use the model. "
-            "Set keys (see `mars-ray keys add`), or listen on 127.0.0.1."
+            "Set keys (see docs/serve.md), or listen on 127.0.0.1."
         )
 
 
