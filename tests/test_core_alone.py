@@ -69,13 +69,13 @@ def test_the_tests_of_the_core_pass_without_the_platform(core: Path) -> None:
 @contextmanager
 def serving(core: Path, port: int) -> Iterator[None]:
     command = [sys.executable, "-m", "mars_ray", "serve", "--port", str(port)]
-    process = subprocess.Popen(command, cwd=core, env=environment(core), stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout and process.stdout.readline().startswith("ready")
-        yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 0
+    with subprocess.Popen(command, cwd=core, env=environment(core), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and process.stdout.readline().startswith("ready")
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 0
 
 
 @pytest.mark.slow
