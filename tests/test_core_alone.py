@@ -28,7 +28,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("core")
     for name in ("mars_ray", "tests", "serve_configs", "benchmarks", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=HEAVY)
-    for name in ("pyproject.toml", "README.md", "ARCHITECTURE.md"):
+    for name in ("pyproject.toml", "README.md", "ARCHITECTURE.md", "SECURITY.md"):
         shutil.copy(ROOT / name, folder / name)
     shutil.rmtree(folder / "mars_ray/platform")
     return folder
