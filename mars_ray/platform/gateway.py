@@ -34,7 +34,6 @@ from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.usage_routes import usage_routes
 from mars_ray.serve.http.extension import Extension
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.http.routes import STREAM
 from mars_ray.serve.middleware.api_form import ApiForm, Uploads
 from mars_ray.serve.middleware.key_store import LiveKeys
@@ -68,7 +67,7 @@ class Platform(Extension):
             if config.storage
             else None
         )
-        self._classes = [service_class.name for service_class in config.classes]
+        self._classes = config.class_names
         self.audit = open_audit_log(config.storage)
         self._store = open_account_store(config.keys, config.storage, self.audit) if config.keys else None
         self._keys = LiveKeys(self._store, classes=self._classes) if self._store else None
@@ -76,7 +75,7 @@ class Platform(Extension):
             self.callers = AccountCallers(self._keys, config.oidc, classes=self._classes)
         self._metrics = PlatformMetrics(model=config.model_name, gateway=name)
 
-    def routes(self, _models: GatewayModels) -> Sequence[APIRouter]:
+    def routes(self) -> Sequence[APIRouter]:
         """Return the routes of the platform."""
         return [
             responses_routes(self._models, self._responses, STREAM),

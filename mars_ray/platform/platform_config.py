@@ -58,8 +58,8 @@ class PlatformConfig(ServeConfig):
 
     def check_classes(self, name: str, model: AddedModel) -> None:
         """Raise a `ValueError` if a model lacks a class of the endpoint, because keys may name every class."""
-        own = [service_class.name for service_class in self.classes]
-        names = [service_class.name for service_class in model.classes]
+        own = self.class_names
+        names = model.class_names
         if "classes" in model.model_fields_set and sorted(names) != sorted(own):
             raise ValueError(f"models.{name}.classes: name the classes of the endpoint: {', '.join(own)}")
 
@@ -103,4 +103,4 @@ class PlatformConfig(ServeConfig):
         """Raise a `DataError` or `ConfigError` for keys that cannot be used."""
         if self.keys is not None:
             keys = open_account_store(self.keys, self.storage).read()
-            keys.check_classes([service_class.name for service_class in self.classes])
+            keys.check_classes(self.class_names)

@@ -54,7 +54,7 @@ def uses_messages_api(path: str) -> bool:
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return the body of an error."""
+    """Return an error as the body of an answer of Anthropic's API."""
     shown: dict[str, Any] = {"type": TYPES.get(error.status, "invalid_request_error"), "message": error.message}
     if error.code == NO_THREADS:
         shown["details"] = {"error_code": NO_THREADS}

@@ -39,7 +39,7 @@ def make_stores(config: PlatformConfig) -> Stores | None:
 
 def batch_class(config: PlatformConfig) -> str:
     """Return the class of service of batch rows: `batch`, or the first class if there is none of this name."""
-    names = [service_class.name for service_class in config.classes]
+    names = config.class_names
     return BATCH_CLASS if BATCH_CLASS in names else names[0]
 
 

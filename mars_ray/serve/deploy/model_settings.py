@@ -87,6 +87,11 @@ class ModelSettings(BaseModel):
         ControlPlan(ceiling=self.threshold, classes=self.classes)
         return self
 
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes of service."""
+        return [service_class.name for service_class in self.classes]
+
     def names(self, name: str) -> list[str]:
         """Return the names that callers may request: of the model, which is called `name`, and of its adapters."""
         return [name, *self.served_model_names, *self.adapters]

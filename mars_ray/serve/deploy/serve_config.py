@@ -98,7 +98,7 @@ class ServeConfig(ModelSettings):
     def check_keys(self) -> None:
         """Raise a `DataError` or `ConfigError` for keys that cannot be used."""
         if self.keys is not None:
-            open_key_file(self.keys).read().check_classes([service_class.name for service_class in self.classes])
+            open_key_file(self.keys).read().check_classes(self.class_names)
 
     @property
     def model_name(self) -> str:

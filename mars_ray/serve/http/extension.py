@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import APIRouter
 
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm, Uploads
 from mars_ray.serve.middleware.callers import Callers
 from mars_ray.storage.audit_log import AuditLog
@@ -30,7 +29,7 @@ class Extension:
     measured_paths: frozenset[str] = frozenset()
     """Further paths with their own label in metrics and spans."""
 
-    def routes(self, _models: GatewayModels) -> Sequence[APIRouter]:
+    def routes(self) -> Sequence[APIRouter]:
         """Return further routes."""
         return ()
 

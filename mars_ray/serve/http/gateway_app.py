@@ -48,7 +48,7 @@ def make_endpoint(client: EngineClient, config: ServeConfig, folder: Path, meter
         default_sampling=generation_defaults(folder),
         log_prompts=config.log_prompts,
         migration_limit=config.migration_limit,
-        batch_class=BATCH_CLASS if BATCH_CLASS in [service_class.name for service_class in config.classes] else None,
+        batch_class=BATCH_CLASS if BATCH_CLASS in config.class_names else None,
         meter=meter,
     )
 
@@ -60,7 +60,7 @@ class KeyFile(Extension):
         """Read the keys. Raises `DataError` for a file that cannot be used."""
         if config.keys is not None:
             store = open_key_file(config.keys)
-            self.callers = KeyCallers(LiveKeys(store, classes=[service_class.name for service_class in config.classes]))
+            self.callers = KeyCallers(LiveKeys(store, classes=config.class_names))
 
 
 def make_gateway_app(

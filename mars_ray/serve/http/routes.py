@@ -138,7 +138,7 @@ def make_app(
     app.include_router(openai_routes(models))
     app.include_router(health_routes(models.main, metrics))
     app.include_router(control_routes(models, extension.audit))
-    for routes in extension.routes(models):
+    for routes in extension.routes():
         app.include_router(routes)
     if web:
         app.include_router(web_routes())

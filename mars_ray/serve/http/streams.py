@@ -140,7 +140,9 @@ class EventStreamResponse(Response):
 
     async def _send(self, send: Send) -> None:
         try:
-            await _send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await _deliver(
+                send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
             async for event in self._events:
                 text = f"data: {event}" if isinstance(event, str) else f"event: {event.name}\ndata: {event.data}"
                 await _write(send, f"{text}\n\n".encode(), more=True)
@@ -150,10 +152,10 @@ class EventStreamResponse(Response):
 
 
 async def _write(send: Send, body: bytes, *, more: bool) -> None:
-    await _send(send, {"type": "http.response.body", "body": body, "more_body": more})
+    await _deliver(send, {"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _send(send: Send, message: Message) -> None:
+async def _deliver(send: Send, message: Message) -> None:
     """Send a message. Raises `ClientDisconnect` for a client that left or does not read."""
     try:
         async with asyncio.timeout(WRITE_SECONDS):

@@ -18,7 +18,7 @@ from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
 class GatewayParts(NamedTuple):
-    """GatewayModels, extension and app of a gateway."""
+    """The models, the extension and the app of a gateway."""
 
     models: GatewayModels
     extension: Extension
