@@ -22,7 +22,7 @@ import random
 import sqlite3
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -50,6 +50,7 @@ from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.measure import machine
+from mars_ray.serve.replicas.engine_client import Take
 from mars_ray.simulate.machine import read_machine
 
 PROMPT = "Say in one word what the text is about. " + "lorem ipsum dolor sit " * 16
@@ -271,17 +272,16 @@ class _Idle:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Yield an answer of 64 tokens in 16 chunks."""
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
+        """Answer with 64 tokens, in 16 chunks or, for a whole answer, in one."""
+        end = Finished("stop", 20, 0, 64, 16, 0.0)
+        if whole:
+            await take([Chunk(request.id, 0, (5,) * 64, ("word ",) * 64, finished=end, accepted_lengths=(4,) * 16)])
+            return
         for number in range(16):
-            last = Finished("stop", 20, 0, 64, 16, 0.0) if number == 15 else None
-            yield Chunk(request.id, 0, (5, 6, 7, 8), ("one ", "two ", "three ", "four "), finished=last)
+            last = end if number == 15 else None
+            await take([Chunk(request.id, 0, (5, 6, 7, 8), ("one ", "two ", "three ", "four "), finished=last)])
             await asyncio.sleep(0)
-
-    async def collect(self, request: Request) -> list[Chunk]:
-        """Return the answer as one chunk."""
-        last = Finished("stop", 20, 0, 64, 16, 0.0)
-        return [Chunk(request.id, 0, (5,) * 64, ("word ",) * 64, finished=last, accepted_lengths=(4,) * 16)]
 
 
 def serve(sender: Connection) -> None:

@@ -20,7 +20,7 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import DecodeParams, Request
-from mars_ray.errors import AdapterError, ConfigError, RequestError
+from mars_ray.errors import AdapterError, ConfigError, ReplicaLostError, RequestError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
@@ -316,5 +316,26 @@ def test_an_engine_process_does_not_start_with_an_adapter_that_is_missing(tmp_pa
     async def test() -> None:
         with pytest.raises(AdapterError, match=r"adapter 'a': .*missing"):
             await AsyncEngine.start(replace(engine_spec(FOLDER), adapters={"a": tmp_path / "missing"}))
+
+    asyncio.run(test())
+
+
+def test_the_next_process_has_the_adapters_of_one_that_was_killed(saved: list[Path]) -> None:
+    async def test() -> None:
+        engine, _ = await AsyncEngine.start(replace(engine_spec(FOLDER), adapters={"a": saved[0]}), restarts=1)
+        try:
+            await engine.set_adapters({"a": saved[0], "b": saved[1]})
+            before = [await answer(engine, asked(name, name)) for name in ("a", "b")]
+            async with aclosing(engine.generate(asked("old", "a", 1000))) as stream:
+                await anext(stream)
+                assert engine.process is not None
+                engine.process.kill()
+                with pytest.raises(ReplicaLostError):
+                    async for _ in stream:
+                        pass
+            assert [await answer(engine, asked(name, name)) for name in ("a", "b")] == before
+            assert engine.adapters == {"a": saved[0], "b": saved[1]}
+        finally:
+            await engine.close()
 
     asyncio.run(test())

@@ -155,8 +155,8 @@ def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
         ours, theirs = socket.socketpair()
         with theirs:  # an engine that never answers
-            front = AsyncEngine(ours)
-            await front.open()
+            front = AsyncEngine()
+            await front.open(ours)
             front._watching = asyncio.create_task(front._steps(60))  # type: ignore[arg-type]
             while not front._states:
                 await asyncio.sleep(0)
@@ -236,6 +236,66 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
                 await engine.state()
         finally:
             await engine.close()
+
+    asyncio.run(test())
+
+
+async def kill(engine: AsyncEngine) -> None:
+    """Kill the process of an engine while it decodes, and wait until its requests have ended."""
+    assert engine.process is not None
+    stream = engine.generate(request("killed", (5, 6, 7), max_tokens=1500, ignore_eos=True))
+    await anext(stream)
+    os.kill(engine.process.pid, signal.SIGKILL)
+    with pytest.raises(ReplicaLostError):
+        async for _ in stream:
+            pass
+
+
+def test_a_killed_process_is_replaced_and_the_next_request_waits_for_the_new_one(
+    prompts: list[tuple[int, ...]],
+) -> None:
+    async def test() -> None:
+        engine, _ = await AsyncEngine.start(spec(), restarts=1)
+        try:
+            wanted = request("a", prompts[0], FIXED, max_tokens=8)
+            before = await read(engine, wanted)
+            await kill(engine)
+            assert [chunk.tokens for chunk in await read(engine, wanted)] == [chunk.tokens for chunk in before]
+            assert not engine.gone.is_set()
+        finally:
+            await engine.close()
+
+    asyncio.run(test())
+
+
+def test_an_engine_whose_processes_end_too_often_is_gone() -> None:
+    async def test() -> None:
+        engine, _ = await AsyncEngine.start(spec(), restarts=1)
+        try:
+            await kill(engine)
+            await kill(engine)
+            assert engine.gone.is_set()
+            with pytest.raises(ReplicaLostError):
+                await read(engine, request("late", (5, 6, 7)))
+        finally:
+            await engine.close()
+
+    asyncio.run(test())
+
+
+def test_an_engine_that_is_closed_while_it_starts_again_leaves_no_process_behind() -> None:
+    async def test() -> None:
+        before = set(engine_processes(os.getpid()))  # of endpoints that tests share
+        engine, _ = await AsyncEngine.start(spec(), restarts=1)
+        await kill(engine)
+        waiting = asyncio.create_task(read(engine, request("late", (5, 6, 7))))
+        while not (begun := set(engine_processes(os.getpid())) - before):
+            await asyncio.sleep(0.01)
+        await engine.close()
+        with pytest.raises(ReplicaLostError):
+            await waiting
+        _, alive = psutil.wait_procs(begun, timeout=30)
+        assert not alive
 
     asyncio.run(test())
 

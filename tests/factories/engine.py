@@ -138,8 +138,8 @@ async def serving(engine: Engine, **options: Any) -> AsyncIterator[AsyncEngine]:
     ours, theirs = socket.socketpair()
     worker = threading.Thread(target=serve_engine, args=(engine, OrderSocket(theirs)))
     worker.start()
-    front = AsyncEngine(ours, **options)
-    await front.open()
+    front = AsyncEngine(**options)
+    await front.open(ours)
     try:
         yield front
     finally:

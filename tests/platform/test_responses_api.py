@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jsonschema
@@ -26,8 +26,9 @@ from mars_ray.openai_api.responses_protocol import (
 from mars_ray.openai_api.responses_translate import chat_request_of
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.platform.api_forms import api_of
-from mars_ray.serve.http.generation import Generation, NumberedChunk, answer_events
+from mars_ray.serve.http.generation import Generation, answer_events
 from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.streams import MergedCalls
 from mars_ray.serve.middleware.exchange import Exchange
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Keyed
@@ -209,12 +210,12 @@ def test_an_error_in_a_stream_names_the_field_of_the_response() -> None:
     http = Request(exchange.put_in({"type": "http"}))
     generation = Generation(chat_request_of(body), [], http, builder, usage, "", None, [], Meter())
 
-    async def arriving() -> AsyncGenerator[NumberedChunk, None]:
+    async def fail(_take: object) -> None:
         raise GrammarError("the grammar cannot be followed any further.")
-        yield  # makes this a generator
 
     async def last_event() -> Any:
-        events = [event async for event in answer_events(generation, (0, Chunk("1", 0, (5,), ("a",))), arriving())]
+        arriving = MergedCalls[Sequence[Chunk]]([fail])
+        events = [event async for event in answer_events(generation, (0, [Chunk("1", 0, (5,), ("a",))]), arriving)]
         return events[-1]
 
     assert json.loads(asyncio.run(last_event()))["error"]["param"] == "text.format"

@@ -1,7 +1,7 @@
 """Callers of an endpoint with several models and adapters, over HTTP in this process, with one engine behind all."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineFacts
 from mars_ray.engine.request import Request
@@ -26,7 +25,7 @@ from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.platform_config import PlatformConfig
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
 from mars_ray.serve.http.models import ModelClients
-from mars_ray.serve.replicas.engine_client import LocalEngineClient
+from mars_ray.serve.replicas.engine_client import LocalEngineClient, Take
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import FileDocument
@@ -88,10 +87,9 @@ class Client(LocalEngineClient):
         super().__init__(engine, info, EngineMetrics(model=info.name, replica="test"))
         self.asked: list[Request] = []
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
         self.asked.append(request)
-        async for chunk in super().stream(request):
-            yield chunk
+        await super().generate(request, take, whole=whole)
 
 
 class Platform:

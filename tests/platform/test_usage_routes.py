@@ -4,8 +4,7 @@ import asyncio
 import csv
 import json
 import threading
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
-from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.replicas.engine_client import EngineClient, Take
 from tests.samples import Cli
 from tests.serve.endpoint_clients import MODEL, check_error, connected, head_of, http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
@@ -52,16 +51,21 @@ class Stopping:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def collect(self, request: Request) -> AsyncGenerator[list[Chunk], None]:
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
+        if not whole:
+            return await self._client.generate(request, take)
         passed = 0
-        async with aclosing(self._client.stream(request)) as chunks:
-            async for chunk in chunks:
-                if passed == self.limit:
-                    self.stopped.set()
-                    await asyncio.Event().wait()
-                passed += 1
-                self.tokens += len(chunk.tokens)
-                yield [chunk]
+
+        async def take_some(part: Sequence[Chunk]) -> None:
+            nonlocal passed
+            if passed == self.limit:
+                self.stopped.set()
+                await asyncio.Event().wait()
+            passed += len(part)
+            self.tokens += sum(len(chunk.tokens) for chunk in part)
+            await take(part)
+
+        await self._client.generate(request, take_some)
 
 
 @dataclass(frozen=True)

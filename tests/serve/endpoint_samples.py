@@ -124,16 +124,17 @@ def served(
     *,
     folder: Path = FOLDER,
     wrap_meter: Callable[[Any], Any] = lambda link: link,
+    restarts: int = 0,
 ) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine, and `wrap_meter`
-    between the gateway and the meter of usage."""
+    between the gateway and the meter of usage. A killed engine starts again up to `restarts` times."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
     stored = Path(mkdtemp(prefix="served-"))
     up = threading.Event()
 
     async def main() -> None:
         try:
-            engine, facts = await AsyncEngine.start(config.engine_spec(folder))
+            engine, facts = await AsyncEngine.start(config.engine_spec(folder), restarts=restarts)
             metrics = EngineMetrics(model=config.model_name, replica="test")
             client = LocalEngineClient(
                 engine,

@@ -1,7 +1,8 @@
 """A request goes to another replica if its own dies, after the tokens that have left, and not for ever."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,8 @@ from mars_ray.errors import (
     UnavailableError,
 )
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.http.failover import ATTEMPTS, collect_with_retry, stream_with_migration
+from mars_ray.serve.http.engine_calls import ATTEMPTS, EngineCalls
+from mars_ray.serve.replicas.engine_client import Take
 
 LIMIT = 2
 REQUEST = Request(id="r", prompt=(7,))
@@ -27,47 +29,51 @@ CHUNKS = [Chunk("r", 0, (number,), (str(number),)) for number in range(4)]
 
 
 class Replicas:
-    """The k-th call gives so many further chunks and then dies with its error, or ends if there is none."""
+    """A client of engines. The k-th call gives so many further chunks and then dies with its error, or ends if there
+    is none."""
 
     def __init__(self, *ends: tuple[int, MarsRayError | None]) -> None:
         self.ends, self.calls, self.closed = ends, 0, 0
         self.names: list[str] = []
 
-    async def stream(self, request: Request = REQUEST) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
         count, error = self.ends[min(self.calls, len(self.ends) - 1)]
         self.calls += 1
+        self.names.append(request.id)
         sent = len(request.partial_answers.get(0, PartialAnswer()).tokens)
         try:
             for chunk in CHUNKS[sent:][:count]:
                 await asyncio.sleep(0)
-                yield chunk
+                await take([chunk])
             if error:
                 raise error
         finally:
             self.closed += 1
 
-    async def collect(self, request: Request) -> list[Chunk]:
-        self.names.append(request.id)
-        return [chunk async for chunk in self.stream()]
+
+def calls_of(replicas: Replicas) -> EngineCalls:
+    client: Any = replicas
+    return EngineCalls(client, LIMIT)
 
 
 def streamed(replicas: Replicas, usage: ResponseUsage | None = None) -> tuple[list[Chunk], MarsRayError | None]:
     """What a reader gets, and how it ends."""
+    got: list[Chunk] = []
 
-    async def read() -> tuple[list[Chunk], MarsRayError | None]:
-        got = []
-        try:
-            async for chunk in stream_of(replicas, usage):
-                got.append(chunk)
-        except MarsRayError as error:
-            return got, error
-        return got, None
+    async def take(part: Sequence[Chunk]) -> None:
+        got.extend(part)
 
-    return asyncio.run(read())
+    try:
+        asyncio.run(calls_of(replicas).stream(REQUEST, take, usage or ResponseUsage(prompt_tokens=1)))
+    except MarsRayError as error:
+        return got, error
+    return got, None
 
 
-def stream_of(replicas: Replicas, usage: ResponseUsage | None = None) -> AsyncGenerator[Chunk, None]:
-    return stream_with_migration(replicas.stream, REQUEST, LIMIT, usage or ResponseUsage(prompt_tokens=1))
+def collected(replicas: Replicas) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    asyncio.run(calls_of(replicas).collect(REQUEST, chunks))
+    return chunks
 
 
 LOST = ReplicaLostError("died")
@@ -106,9 +112,12 @@ def test_leaving_a_stream_early_closes_the_replicas() -> None:
     replicas = Replicas((0, LOST), (4, None))
 
     async def leave() -> None:
-        stream = stream_of(replicas)
-        assert await anext(stream) == CHUNKS[0]
-        await stream.aclose()
+        got = asyncio.Queue[Sequence[Chunk]]()
+        stream = calls_of(replicas).stream(REQUEST, got.put, ResponseUsage(prompt_tokens=1))
+        reading = asyncio.create_task(stream)
+        assert await got.get() == [CHUNKS[0]]
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
     asyncio.run(leave())
     assert (replicas.calls, replicas.closed) == (2, 2)
@@ -119,9 +128,9 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
     replicas = Replicas(*[(2, LOST)] * (lives_at - 1), (4, None))
     if lives_at > ATTEMPTS:
         with pytest.raises(ReplicaLostError):
-            asyncio.run(collect_with_retry(replicas.collect, REQUEST))
+            collected(replicas)
     else:
-        assert asyncio.run(collect_with_retry(replicas.collect, REQUEST)) == CHUNKS
+        assert collected(replicas) == CHUNKS
     assert replicas.calls == min(lives_at, ATTEMPTS)
     assert len(set(replicas.names)) == replicas.calls, "a late cancel of a lost attempt ends no other"
 
@@ -132,6 +141,6 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
 def test_other_errors_are_not_tried_again(error: MarsRayError) -> None:
     replicas = Replicas((0, error))
     with pytest.raises(type(error)):
-        asyncio.run(collect_with_retry(replicas.collect, REQUEST))
+        collected(replicas)
     assert streamed(replicas) == ([], error)
     assert replicas.calls == 2

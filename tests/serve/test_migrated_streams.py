@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+import os
+import signal
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import ReplicaLostError
-from mars_ray.serve.replicas.engine_client import EngineClient
+from mars_ray.serve.replicas.engine_client import EngineClient, Take
 from tests.serve.endpoint_clients import MODEL, http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
 from tests.serve.tool_samples import QUESTION, TOOLS
@@ -34,15 +35,18 @@ class Unreliable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
         life = self.lives.pop(0) if self.lives else None
         sent = 0
-        async with aclosing(self._client.stream(request)) as chunks:
-            async for chunk in chunks:
-                if sent == life:
-                    raise ReplicaLostError("the engine stopped before the request ended.")
-                sent += 1
-                yield chunk
+
+        async def take_some(part: Sequence[Chunk]) -> None:
+            nonlocal sent
+            if sent == life:
+                raise ReplicaLostError("the engine stopped before the request ended.")
+            sent += len(part)
+            await take(part)
+
+        await self._client.generate(request, take_some, whole=whole)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +119,23 @@ def test_the_log_and_the_metrics_count_a_stream_that_moved(
         settled(endpoint)
     assert counted() == before + 1
     assert [json.loads(each.message)["migrations"] for each in caplog.records if "chat" in each.message] == [1]
+
+
+def test_a_stream_goes_on_in_the_same_replica_after_its_engine_process_was_killed() -> None:
+    body = CHAT | {"ignore_eos": True, "max_tokens": 400, "mode": "ar"}
+    with served(config_of(), restarts=1) as endpoint:
+        expected = joined(events(endpoint, body))
+        with (
+            http(endpoint) as client,
+            client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as got,
+        ):
+            lines = got.iter_lines()
+            first = [next(lines) for _ in range(6)]
+            assert endpoint.engine.process is not None
+            os.kill(endpoint.engine.process.pid, signal.SIGKILL)
+            rest = list(lines)
+        found = [json.loads(line.removeprefix("data: ")) for line in first + rest if line and "[DONE]" not in line]
+        assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
+        assert joined(found) == expected
+        with http(endpoint) as client:
+            assert client.get("/readyz").status_code == 200

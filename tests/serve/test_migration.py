@@ -1,9 +1,11 @@
 """A stream that loses its engines goes on elsewhere: together the chunks are the answer that one engine gives."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,8 @@ from mars_ray.engine.request import DecodeParams, PartialAnswer, Request, Sampli
 from mars_ray.errors import ReplicaLostError, RequestError
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.http.failover import stream_with_migration
+from mars_ray.serve.http.engine_calls import EngineCalls
+from mars_ray.serve.replicas.engine_client import Take
 from tests.engine.grammar_samples import regex, schema
 from tests.factories.engine import MakeEngine, Output, collect, engine_of
 
@@ -79,7 +82,7 @@ def answers(
     left = list(lives)
     usage = ResponseUsage(prompt_tokens=len(request.prompt))
 
-    async def stream(request: Request) -> AsyncGenerator[Chunk, None]:
+    async def generate(request: Request, take: Take) -> None:
         engine = make_engine()
         engine.add(request)
         life = left.pop(0) if left else None
@@ -89,18 +92,20 @@ def answers(
                 if sent == life:
                     raise ReplicaLostError("it died")
                 sent += 1
-                yield chunk
+                await take([chunk])
         if sent == life:
             raise ReplicaLostError("it died after the last chunk")
 
-    async def read() -> dict[int, Output]:
-        outputs: dict[tuple[str, int], Output] = {}
-        async for chunk in stream_with_migration(stream, request, limit, usage):
+    outputs: dict[tuple[str, int], Output] = {}
+
+    async def read(part: Sequence[Chunk]) -> None:
+        for chunk in part:
             usage.add(chunk)
             collect(outputs, [replace(chunk, request_id=request.id)])  # each engine has its own
-        return {index: output for (_, index), output in outputs.items()}
 
-    return asyncio.run(read()), usage
+    client: Any = SimpleNamespace(generate=generate)
+    asyncio.run(EngineCalls(client, limit).stream(request, read, usage))
+    return {index: output for (_, index), output in outputs.items()}, usage
 
 
 @given(

@@ -5,8 +5,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 import openai
@@ -17,7 +18,7 @@ from starlette.types import Message
 
 from mars_ray.errors import UnavailableError
 from mars_ray.serve.http import streams as sse
-from mars_ray.serve.http.streams import EventStreamResponse, gather_or_cancel, merge_streams, run_unless_disconnected
+from mars_ray.serve.http.streams import EventStreamResponse, MergedCalls, gather_or_cancel, run_unless_disconnected
 from tests.serve.endpoint_clients import MODEL, PATIENCE_S, check_error, http, read_until, sent, settled, until_running
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
 
@@ -144,19 +145,24 @@ class Closing:
         finally:
             self.closed = True
 
+    async def give(self, take: Callable[[int], Awaitable[None]]) -> None:
+        async with aclosing(self.items()) as items:
+            async for item in items:
+                await take(item)
+
 
 def test_merged_streams_keep_each_its_order_and_are_read_no_faster_than_taken() -> None:
     async def test() -> None:
         endless = [Closing(), Closing()]
-        arriving = merge_streams([each.items() for each in endless])
+        arriving = MergedCalls([each.give for each in endless], len(endless))
         seen: dict[int, list[int]] = {0: [], 1: []}
         for taken in range(1, 40):
-            number, item = await anext(arriving)
+            number, item = await arriving.next() or pytest.fail("it is endless")
             seen[number].append(item)
             for _ in range(5):  # a slow reader
                 await asyncio.sleep(0)
             assert sum(each.yielded for each in endless) <= taken + 3, "one in the place, one in each hand"
-        await arriving.aclose()
+        await arriving.close()
         assert all(items == list(range(len(items))) for items in seen.values())
         assert abs(len(seen[0]) - len(seen[1])) <= 1, "in turn"
         assert all(each.closed for each in endless)
@@ -167,9 +173,11 @@ def test_merged_streams_keep_each_its_order_and_are_read_no_faster_than_taken() 
 def test_the_first_error_of_merged_streams_closes_the_others() -> None:
     async def test() -> None:
         endless, failing = Closing(), Closing(3, UnavailableError("gone"))
+        arriving = MergedCalls([endless.give, failing.give], 2)
         with pytest.raises(UnavailableError, match="gone"):
-            async for _ in merge_streams([endless.items(), failing.items()]):
+            while await arriving.next():
                 pass
+        await arriving.close()
         assert endless.closed
         assert len(asyncio.all_tasks()) == 1
 

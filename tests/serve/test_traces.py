@@ -5,15 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import ConfigError, ReplicaLostError
-from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
+from mars_ray.serve.replicas.engine_client import EngineClient, Take
 from mars_ray.traces.trace_settings import traces_are_on
 from tests.factories.otlp import Collector, collector
 from tests.serve.endpoint_clients import MODEL, http, settled
@@ -29,7 +30,7 @@ def trace_id(number: int) -> str:
     return f"{number:032x}"
 
 
-class Losing(LocalEngineClient):
+class Losing:
     """Loses the replica of the first request of a stream after its first chunk, and of a whole answer at once."""
 
     def __init__(self, client: EngineClient) -> None:
@@ -38,28 +39,19 @@ class Losing(LocalEngineClient):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def stream(self, request: Request) -> Any:
-        async for chunk in self._client.stream(request):
-            yield chunk
-            if self.losing:
-                self.losing = False
-                raise ReplicaLostError("lost")
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
+        async def take_some(part: Sequence[Chunk]) -> None:
+            await take(part)
+            self._lose()
 
-    async def collect(self, request: Request) -> Any:
+        if whole:
+            self._lose()
+        await self._client.generate(request, take_some, whole=whole)
+
+    def _lose(self) -> None:
         if self.losing:
             self.losing = False
             raise ReplicaLostError("lost")
-        async for part in self._client.collect(request):
-            yield part
-
-    async def watch(self) -> None:
-        await self._client.watch()
-
-    async def model_info(self) -> Any:
-        return await self._client.model_info()
-
-    async def ready(self) -> bool:
-        return await self._client.ready()
 
     async def metrics(self) -> list[str]:
         return await self._client.metrics()

@@ -100,15 +100,12 @@ class AdapterStore:
             self._use()
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[None]:
+    async def use(self, name: str) -> AsyncIterator[None]:
         """Keep the adapter `name` in memory during the block. At its beginning, a request may be sent at once.
 
         Raises `RequestError` for an unknown name, `AdapterError` if the adapter cannot be loaded again, and
         `ReplicaLostError`.
         """
-        if name is None:
-            yield
-            return
         adapter = await self._ready(name)
         self._loaded[adapter] = self._loaded.pop(adapter)  # the most recently used one is last
         adapter.users += 1

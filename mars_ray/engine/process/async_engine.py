@@ -6,6 +6,8 @@ not delay other readers, and its buffer is bounded.
 The engine runs in a process rather than a thread, because both steps and servers hold the interpreter lock most of the
 time. Processes that only pass requests on load no torch, which saves 300 MB and 4 s each. If a step hangs, only the
 request that can be the cause fails for good (the newest one, or the only one); all others may be tried elsewhere.
+
+A process that ends can be replaced. Its requests fail with `ReplicaLostError`, and later ones wait for the new process.
 """
 
 import asyncio
@@ -14,14 +16,14 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.adapter_store import AdapterStore
-from mars_ray.engine.process.chunk_stream import ChunkStream
 from mars_ray.engine.process.engine_process import EngineProcess
 from mars_ray.engine.process.grammar_checker import GrammarChecker
 from mars_ray.engine.process.grammar_store import GrammarStore
@@ -47,6 +49,7 @@ from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import (
     EngineHungError,
     GrammarError,
+    MarsRayError,
     ReplicaLostError,
     RequestError,
     SlowReaderError,
@@ -63,59 +66,118 @@ UNLIMITED = sys.maxsize
 STEP_SECONDS = 300
 """Maximum duration of a step. An engine that takes longer counts as hung."""
 
+RESTART_SECONDS = 60.0
+"""Seconds within which the restarts of an engine are counted."""
+
 LOST = "the engine stopped before the request ended."
 HUNG = "the engine hangs because of this request, which is not retried on another engine. Change the request."
 TELL_SECONDS = 1.0
 """Seconds before a hung engine is killed, so that the error reaches the caller before the replica ends, too."""
 
 
-class AsyncEngine:
-    """Client of an engine that `serve_engine` runs at the other end of the socket. Use it in one running event loop."""
+class ChunkStream:
+    """The chunks of one request, buffered between the engine and the coroutine that reads them."""
 
-    def __init__(
-        self,
-        connected: socket.socket,
-        *,
-        buffered_tokens: int = BUFFERED_TOKENS,
-        adapter_memory_gib: float | None = None,
-    ) -> None:
-        self._socket = connected
+    def __init__(self, request: Request, buffered_tokens: int) -> None:
+        self._left = len(request.indices)
+        self._limit = buffered_tokens
+        self._buffered = 0
+        self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()
+        self.open = True
+        """True while more chunks will arrive."""
+        self.begun = False
+        """True once a chunk has arrived."""
+        self.added: int | None = None
+        """Number of hang checks so far when the request was sent; None until it is sent."""
+
+    @property
+    def overfull(self) -> bool:
+        """Whether the reader is further behind than the buffer allows."""
+        return self._buffered > self._limit
+
+    def put(self, chunk: Chunk) -> None:
+        """Add a chunk for the reader."""
+        self._chunks.put_nowait(chunk)
+        self.begun = True
+        self._buffered += len(chunk.tokens)
+        self._left -= chunk.finished is not None
+        self.open = self._left > 0
+
+    def fail(self, error: MarsRayError) -> None:
+        """End the stream with an error, after the chunks before it."""
+        self.open = False
+        self._chunks.put_nowait(error)
+
+    async def next(self) -> Chunk | None:
+        """Return the next chunk, or None after the last one. Raises the error that ended the stream."""
+        if not self.open and self._chunks.empty():
+            return None
+        chunk = await self._chunks.get()
+        if isinstance(chunk, MarsRayError):
+            raise chunk
+        self._buffered -= len(chunk.tokens)
+        return chunk
+
+
+class AsyncEngine:
+    """Client of an engine that `serve_engine` runs at the other end of a socket. Use it in one running event loop."""
+
+    def __init__(self, *, buffered_tokens: int = BUFFERED_TOKENS, adapter_memory_gib: float | None = None) -> None:
         self._buffered_tokens = buffered_tokens
+        self._adapter_memory_gib = adapter_memory_gib
         self._streams: dict[str, ChunkStream] = {}
         self._states: deque[asyncio.Future[EngineState]] = deque()
+        self._order = _not_running
+        """Sends an order to the running process. Raises `ReplicaLostError` if it has ended."""
         self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
         self.process: EngineProcess | None = None
         """The process of the engine, if this object has started it."""
+        self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._adapters = AdapterStore(self._order, adapter_memory_gib)
+        self._restarting: asyncio.Task[None] | None = None
+        self._relaunch: Callable[[], Awaitable[EngineFacts]] | None = None
+        """Starts a new process; None if a process that ends is not replaced."""
+        self._restarts = 0
+        self._ends: deque[float] = deque()
+        """Times of the last ends of a process."""
+        self._up = asyncio.Event()
+        """Cleared while a new process takes the place of one that has ended."""
+        self._up.set()
+        self._adapters = AdapterStore(_not_running, adapter_memory_gib)
+        self.adapters: Mapping[str, Path] = {}
+        """Folders of the adapters with a name, by the names that requests use."""
+        self._checker: GrammarChecker | None = None
         self._grammars: GrammarStore | None = None
         """Compiled grammars. None unless this object started the engine process and the model has a fast tokenizer."""
         self._asks = 0
         """Number of hang checks so far."""
         self.gone = asyncio.Event()
-        """Set when the engine has died, or was killed because it hung."""
+        """Set when the engine has died, or was killed because it hung, and no other process takes its place."""
 
     @classmethod
-    async def start(cls, spec: EngineSpec, *, step_seconds: int = STEP_SECONDS) -> tuple["AsyncEngine", EngineFacts]:
+    async def start(
+        cls, spec: EngineSpec, *, step_seconds: int = STEP_SECONDS, restarts: int = 0
+    ) -> tuple["AsyncEngine", EngineFacts]:
         """Start an engine process, which is killed when a step takes longer than `step_seconds`.
 
-        Raises `ReplicaLostError` if the process dies, and errors of the engine, such as `ModelError`, `AdapterError` or
-        `ConfigError`.
+        A process that ends is replaced up to `restarts` times within `RESTART_SECONDS`. Raises `ReplicaLostError` if
+        the first process dies, and errors of the engine, such as `ModelError`, `AdapterError` or `ConfigError`.
         """
-        ours, theirs = socket.socketpair()
-        engine = cls(ours, adapter_memory_gib=spec.options.adapter_memory_gib)
+        engine = cls(adapter_memory_gib=spec.options.adapter_memory_gib)
+        engine._restarts = restarts
+        engine.adapters = {name: folder for name, folder in spec.adapters.items() if name is not None}
+        engine._relaunch = partial(engine._launch, spec, step_seconds)
         try:
-            with theirs:
-                engine.process = await EngineProcess.start(theirs)
-            return engine, await engine._started(spec, step_seconds)
+            return engine, await engine._relaunch()
         except BaseException:  # also when the caller is cancelled
             await engine.close()
             raise
 
-    async def open(self) -> None:
-        """Start reading from an engine that is already running."""
-        self._reading = asyncio.create_task(self._read(await self._connect()))
+    async def open(self, connected: socket.socket) -> None:
+        """Use an engine that is already running at the other end of a socket."""
+        reader, writer = await asyncio.open_connection(sock=connected)
+        self._use(writer)
+        self._reading = asyncio.create_task(self._read(reader, writer))
 
     async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of all n sequences as they arrive. The last chunk of each sequence has `finished` set.
@@ -130,10 +192,11 @@ class AsyncEngine:
             raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
         chunks = self._streams[request.id] = ChunkStream(request, self._buffered_tokens if stream else UNLIMITED)
         try:
-            async with self._grammar_of(request), self._adapters.use(request.decode.adapter):
+            await self._up.wait()
+            async with self._grammar_of(request), self._adapter_of(request):
                 self._order(Add(request, stream))
                 chunks.added = self._asks
-                async for chunk in chunks:
+                while (chunk := await chunks.next()) is not None:
                     yield chunk
         finally:
             if self._streams.get(request.id) is chunks:
@@ -163,11 +226,6 @@ class AsyncEngine:
         """
         self._order(SetThresholds(by_class))
 
-    @property
-    def adapters(self) -> dict[str, Path]:
-        """Folders of the adapters with a name, by the names that requests use."""
-        return self._adapters.folders
-
     async def set_adapters(self, folders: Mapping[str, Path]) -> None:
         """Have exactly the adapters in `folders`, keyed by name, and the one without a name, if any.
 
@@ -175,44 +233,95 @@ class AsyncEngine:
         that have begun keep their adapter. A folder whose files have changed counts as a new adapter. Raises
         `AdapterError` for the first adapter that cannot be used, and `ReplicaLostError`; then nothing has changed.
         """
+        await self._up.wait()
         await self._adapters.set(folders)
+        self.adapters = self._adapters.folders
 
     async def close(self) -> None:
         """Kill the engine. Open streams end with a `ReplicaLostError`."""
-        if self.process is not None:
-            self.process.kill()
-        for task in (self._reading, self._watching):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._writer is not None:
-            self._writer.close()
-        else:
-            self._socket.close()
-        if self.process is not None:
-            await self.process.wait()
+        self._relaunch = None
+        await _cancelled(self._restarting)
+        await self._stop()
         self._lose()
-        if self._grammars is not None:
-            await self._grammars.close()
+        self._up.set()
+        if self._checker is not None:
+            await self._checker.close()
 
-    async def _started(self, spec: EngineSpec, step_seconds: int) -> EngineFacts:
-        reader = await self._connect()
-        assert self._writer is not None
+    async def _launch(self, spec: EngineSpec, step_seconds: int) -> EngineFacts:
+        """Start a process, and return its facts once it runs with the adapters of this object."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self.process = await EngineProcess.start(theirs)
+            except BaseException:
+                ours.close()
+                raise
+        reader, self._writer = await asyncio.open_connection(sock=ours)
         environment = os.environ | {"OMP_NUM_THREADS": str(spec.threads)}
         self._writer.write(frame(Launch(spec, environment)))
         event = await read_message(reader)
         if not isinstance(event, Started):
             raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
+        self._use(self._writer)
         if event.tokenizer is not None:
-            self._grammars = GrammarStore(GrammarChecker(event.tokenizer), self._order)
-        self._reading = asyncio.create_task(self._read(reader))
+            self._checker = self._checker or GrammarChecker(event.tokenizer)
+            self._grammars = GrammarStore(self._checker, self._order)
+        self._reading = asyncio.create_task(self._read(reader, self._writer))
         self._watching = asyncio.create_task(self._end_if_hung(step_seconds))
-        await self.set_adapters({name: folder for name, folder in spec.adapters.items() if name is not None})
+        await self._adapters.set(self.adapters)
         return replace(event.facts, block=max(event.facts.block, self._adapters.block))
 
-    async def _connect(self) -> asyncio.StreamReader:
-        reader, self._writer = await asyncio.open_connection(sock=self._socket)
-        return reader
+    def _use(self, writer: asyncio.StreamWriter) -> None:
+        """Send orders to the process behind `writer` from now on, and keep its adapters."""
+
+        def order(order: Order) -> None:
+            if writer.is_closing():
+                _not_running(order)
+            writer.write(frame(order))
+
+        self._writer = writer
+        self._order = order
+        self._adapters = AdapterStore(order, self._adapter_memory_gib)
+
+    async def _stop(self) -> None:
+        """Kill the process, and wait until it has ended."""
+        if self.process is not None:
+            self.process.kill()
+        await _cancelled(self._reading)
+        await _cancelled(self._watching)
+        if self._writer is not None:
+            self._writer.close()
+        if self.process is not None:
+            await self.process.wait()
+
+    async def _replace(self) -> None:
+        """Start a new process in place of the one that has ended, until one comes up or too many have ended."""
+        assert self._relaunch is not None
+        again = True
+        while again:
+            await self._stop()
+            try:
+                await self._relaunch()
+            except ReplicaLostError:
+                again = self._may_restart()
+            except Exception:
+                log.exception("the engine cannot be started again")
+                again = False
+            else:
+                log.warning("a new engine process has taken the place of the one that ended")
+                self._up.set()
+                return
+        await self._stop()
+        self.gone.set()
+        self._up.set()
+
+    def _may_restart(self) -> bool:
+        """Note the end of a process, and return whether another one may take its place."""
+        now_s = asyncio.get_running_loop().time()
+        self._ends.append(now_s)
+        while now_s - self._ends[0] > RESTART_SECONDS:
+            self._ends.popleft()
+        return self._relaunch is not None and len(self._ends) <= self._restarts
 
     def _grammar_of(self, request: Request) -> AbstractAsyncContextManager[None]:
         """Keep the grammar of a request compiled in the engine during the `with` block."""
@@ -223,17 +332,17 @@ class AsyncEngine:
             raise GrammarError("this model supports no grammars, because its tokenizer is not a fast tokenizer.")
         return self._grammars.use(grammar, request.tenant)
 
-    def _order(self, order: Order) -> None:
-        if self._writer is None or self._writer.is_closing():
-            raise ReplicaLostError("the engine has ended and takes no more requests.")
-        self._writer.write(frame(order))
+    def _adapter_of(self, request: Request) -> AbstractAsyncContextManager[None]:
+        """Keep the adapter of a request in memory during the `with` block."""
+        adapter = request.decode.adapter
+        return nullcontext() if adapter is None else self._adapters.use(adapter)
 
     def _cancel(self, request_id: str) -> None:
         with suppress(ReplicaLostError):
             self._order(Cancel(request_id))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Deliver events until the engine has ended."""
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Deliver events until the process has ended, and let another one take its place."""
         while True:
             match await read_message(reader):
                 case None:
@@ -253,10 +362,15 @@ class AsyncEngine:
                 case list() as chunks:
                     self._deliver(chunks)
         log.error("the engine process has ended")
-        self.gone.set()
-        assert self._writer is not None
-        self._writer.close()
+        writer.close()
         self._lose()
+        if not self._up.is_set():  # this process is a replacement that has not come up
+            return
+        if self._may_restart():
+            self._up.clear()
+            self._restarting = asyncio.create_task(self._replace())
+        else:
+            self.gone.set()
 
     async def _end_if_hung(self, step_seconds: int) -> None:
         assert self.process is not None
@@ -299,10 +413,11 @@ class AsyncEngine:
         return suspects[0] if len(suspects) == 1 else None
 
     def _lose(self) -> None:
-        """Fail all requests and state queries that wait for the engine."""
-        for stream in self._streams.values():
-            stream.fail(ReplicaLostError(LOST))
-        self._streams.clear()
+        """Fail all requests and state queries that wait for the process."""
+        for request_id, stream in list(self._streams.items()):
+            if stream.added is not None:  # others may be sent to the next process
+                stream.fail(ReplicaLostError(LOST))
+                del self._streams[request_id]
         self._adapters.lose(ReplicaLostError(LOST))
         if self._grammars is not None:
             self._grammars.lose(ReplicaLostError(LOST))
@@ -329,3 +444,14 @@ class AsyncEngine:
                         "Read faster, or ask for fewer tokens."
                     )
                 )
+
+
+def _not_running(_order: Order) -> None:
+    raise ReplicaLostError("the engine has ended and takes no more requests.")
+
+
+async def _cancelled(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task and wait for its end."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -73,10 +73,6 @@ class GrammarStore:
         for spec in list(self._compiling):
             self.compiled(spec, error)
 
-    async def close(self) -> None:
-        """Stop checking grammars."""
-        await self._checker.close()
-
     async def _compile(self, spec: GrammarSpec, grammar: _Compiled, tenant: str) -> None:
         try:
             async with self._checker.turn(tenant):

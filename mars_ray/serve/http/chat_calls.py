@@ -7,8 +7,8 @@ Never: checks permissions: anyone who holds a handle may call.
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +28,8 @@ from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits, engine_requests, lowered_max_tokens
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.serve.http.generation import count_chunk
+from mars_ray.serve.http.generation import count_chunks
+from mars_ray.serve.http.streams import MergedCalls
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -51,11 +52,16 @@ class ChatCalls:
     async def stream(self, messages: Messages, fields: Mapping[str, Any]) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer as they arrive, then the usage; closing the generator cancels the request."""
         call = await self._prepared(messages, fields)
-        async with aclosing(self._endpoint.calls.stream(call.request, call.usage)) as chunks:
-            async for chunk in chunks:
-                count_chunk(chunk, call.usage)
-                for event in call.builder.chunks(delta_of(chunk, chunk.index)):
-                    yield event
+        arriving = MergedCalls[Sequence[Chunk]]([partial(self._endpoint.calls.stream, call.request, usage=call.usage)])
+        try:
+            while arrived := await arriving.next():
+                _, chunks = arrived
+                count_chunks(chunks, call.usage)
+                for chunk in chunks:
+                    for event in call.builder.chunks(delta_of(chunk, chunk.index)):
+                        yield event
+        finally:
+            await arriving.close()
         for event in call.builder.last_chunks(call.usage.usage()):
             yield event
 
@@ -64,8 +70,7 @@ class ChatCalls:
         call = await self._prepared(messages, fields)
         chunks: list[Chunk] = []
         await self._endpoint.calls.collect(call.request, chunks)
-        for chunk in chunks:
-            count_chunk(chunk, call.usage)
+        count_chunks(chunks, call.usage)
         answers = answers_of(chunks, call.body.n, 0, logprobs=call.body.logprobs)
         return call.builder.full(answers, call.usage.usage())
 

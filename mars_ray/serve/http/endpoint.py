@@ -21,6 +21,7 @@ from mars_ray.chat.conversation import template_text
 from mars_ray.chat.messages import Message
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.request import Request as EngineRequest
 from mars_ray.errors import GrammarError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
@@ -55,16 +56,9 @@ from mars_ray.openai_api.translate import (
 )
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.engine_calls import EngineCalls
-from mars_ray.serve.http.generation import Generation, Keep, answer_events, check_chunk, count_chunk
+from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunks
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.streams import (
-    EventStreamResponse,
-    gather_or_cancel,
-    limited_call,
-    limited_stream,
-    merge_streams,
-    run_unless_disconnected,
-)
+from mars_ray.serve.http.streams import EventStreamResponse, MergedCalls, gather_or_cancel, run_unless_disconnected
 from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProcess
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.request_trace import Operation
@@ -278,26 +272,30 @@ class Endpoint:
         return await (self._stream(generation) if body.stream else self._full(generation))
 
     async def _full(self, generation: Generation) -> Response:
-        running = generation.running()
         usage = generation.usage
         arrived: list[list[Chunk]] = [[] for _ in generation.requests]
-        collecting = gather_or_cancel(
-            [
-                limited_call(running, partial(self.calls.collect, request, chunks, call))
-                for request, chunks, call in zip(generation.requests, arrived, generation.calls, strict=True)
-            ]
-        )
+        running = asyncio.Semaphore(generation.at_once)
+
+        async def collect(request: EngineRequest, chunks: list[Chunk], call: EngineCall | None) -> None:
+            async with running:
+                await self.calls.collect(request, chunks, call)
+
         body = generation.body
-        answers = []
         try:
-            await run_unless_disconnected(generation.http.receive, collecting)
-        finally:  # all that was decoded counts, whether or not the whole answer comes about
+            await run_unless_disconnected(
+                generation.http.receive,
+                gather_or_cancel(list(map(collect, generation.requests, arrived, generation.calls))),
+            )
+        except BaseException:  # what was decoded counts, although the whole answer does not come about
             for chunk in chain.from_iterable(arrived):
                 usage.add(chunk)
-        for prompt, chunks in enumerate(arrived):
-            for chunk in chunks:
-                check_chunk(chunk)
-            answers += answers_of(chunks, body.n, prompt * body.n, logprobs=body.shows_logprobs)
+            raise
+        count_chunks(list(chain.from_iterable(arrived)), usage)
+        answers = [
+            answer
+            for prompt, chunks in enumerate(arrived)
+            for answer in answers_of(chunks, body.n, prompt * body.n, logprobs=body.shows_logprobs)
+        ]
         response = generation.builder.full(answers, usage.usage())
         await generation.count()
         if generation.keep:
@@ -309,19 +307,20 @@ class Endpoint:
         )
 
     async def _stream(self, generation: Generation) -> Response:
-        running = generation.running()
-        arriving = merge_streams(
+        arriving = MergedCalls[Sequence[Chunk]](
             [
-                limited_stream(running, self.calls.stream(request, generation.usage, call))
+                partial(self.calls.stream, request, usage=generation.usage, call=call)
                 for request, call in zip(generation.requests, generation.calls, strict=True)
-            ]
+            ],
+            generation.at_once,
         )
-        # Send the status only with the first chunk: until then, an error can still have its own status.
+        # Send the status only with the first part: until then, an error can still have its own status.
         try:
-            first = await run_unless_disconnected(generation.http.receive, anext(arriving))
-            count_chunk(first[1], generation.usage)
+            first = await run_unless_disconnected(generation.http.receive, arriving.next())
+            assert first is not None, "an answer has at least one chunk"
+            count_chunks(first[1], generation.usage)
         except BaseException:
-            await arriving.aclose()
+            await arriving.close()
             raise
         return EventStreamResponse(answer_events(generation, first, arriving), generation.headers())
 

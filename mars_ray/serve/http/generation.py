@@ -5,10 +5,8 @@ Out:   events for the client; usage.
 Never: ends a stream without its last event or an error event.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -23,7 +21,7 @@ from mars_ray.openai_api.protocol import GenerateRequest
 from mars_ray.openai_api.responses import ResponseBuilder
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.meter import Meter
-from mars_ray.serve.http.streams import DONE, NamedEvent, sent_event
+from mars_ray.serve.http.streams import DONE, MergedCalls, NamedEvent, sent_event
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.traces.engine_call import EngineCall
 
@@ -33,8 +31,8 @@ MAX_RUNNING_CHOICES = 32
 Keep = Callable[[BaseModel], Awaitable[None]]
 """Takes each object that ends an answer before it is sent, and may change it."""
 
-NumberedChunk = tuple[int, Chunk]
-"""Index of a prompt in its request, and a chunk of the answer to it."""
+NumberedPart = tuple[int, Sequence[Chunk]]
+"""Index of a prompt in its request, and chunks of the answer to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,62 +65,57 @@ class Generation:
             headers["x-mars-notice"] = ascii(self.notice)[1:-1]
         return headers
 
-    def running(self) -> asyncio.Semaphore:
-        """Return a semaphore that limits how many prompts of this request run at a time."""
-        return asyncio.Semaphore(max(1, MAX_RUNNING_CHOICES // self.body.candidates))
-
-    def choice(self, prompt: int, chunk: Chunk) -> int:
-        """Return the index of the choice that a chunk belongs to."""
-        return prompt * self.body.n + chunk.index
+    @property
+    def at_once(self) -> int:
+        """Number of prompts of this request that run at a time."""
+        return max(1, MAX_RUNNING_CHOICES // self.body.candidates)
 
 
 async def answer_events(
-    generation: Generation, first: NumberedChunk, arriving: AsyncGenerator[NumberedChunk, None]
+    generation: Generation, first: NumberedPart, arriving: MergedCalls[Sequence[Chunk]]
 ) -> AsyncGenerator[str | NamedEvent, None]:
-    """Yield the events of a stream. An error after the first chunk becomes an event."""
+    """Yield the events of a stream, and close `arriving`. An error after the first part becomes an event."""
     options = generation.body.stream_options
     builder = generation.builder
     usage = generation.usage
     exchange = Exchange.of(generation.http.scope)
     usage_in_all = options.include_usage and options.continuous_usage_stats
-    async with aclosing(arriving):
-        try:
-            arrived: NumberedChunk | None = first
-            while arrived:
-                prompt, chunk = arrived
-                delta = delta_of(chunk, generation.choice(prompt, chunk))
+    try:
+        arrived: NumberedPart | None = first
+        while arrived:
+            prompt, chunks = arrived
+            for chunk in chunks:
+                delta = delta_of(chunk, prompt * generation.body.n + chunk.index)
                 for part in split_by_token(delta) if options.single_tokens else (delta,):
                     for event in builder.chunks(part):
                         if usage_in_all:
                             event = event.model_copy(update={"usage": usage.usage()})
                         yield sent_event(event)
-                arrived = await anext(arriving, None)
-                if arrived:
-                    count_chunk(arrived[1], usage)
-            await generation.count()
-            if options.include_usage:
-                for event in builder.last_chunks(usage.usage()):
-                    if generation.keep:
-                        await generation.keep(event)
-                    yield sent_event(event)
-            if exchange.api.ends_with_done:
-                yield DONE
-        except MarsRayError as error:
-            refusal = exchange.api.translated(api_error(error, request_id=exchange.request_id))
-            exchange.code = refusal.code  # for the log, because the status that was sent is 200
-            body = json.dumps(exchange.api.body(refusal, exchange.request_id))
-            yield NamedEvent(exchange.api.error_event, body) if exchange.api.error_event else body
+            if arrived := await arriving.next():
+                count_chunks(arrived[1], usage)
+        await generation.count()
+        if options.include_usage:
+            for event in builder.last_chunks(usage.usage()):
+                if generation.keep:
+                    await generation.keep(event)
+                yield sent_event(event)
+        if exchange.api.ends_with_done:
+            yield DONE
+    except MarsRayError as error:
+        refusal = exchange.api.translated(api_error(error, request_id=exchange.request_id))
+        exchange.code = refusal.code  # for the log, because the status that was sent is 200
+        body = json.dumps(exchange.api.body(refusal, exchange.request_id))
+        yield NamedEvent(exchange.api.error_event, body) if exchange.api.error_event else body
+    finally:
+        await arriving.close()
 
 
-def count_chunk(chunk: Chunk, usage: ResponseUsage) -> None:
-    """Add a chunk to the usage. Raises the error of a sequence that failed or was cancelled."""
-    usage.add(chunk)
-    check_chunk(chunk)
-
-
-def check_chunk(chunk: Chunk) -> None:
-    """Raise the error of a sequence that failed or was cancelled."""
-    if chunk.finished and chunk.finished.error:
-        raise chunk.finished.error
-    if chunk.finished and chunk.finished.reason == "cancelled":
-        raise UnavailableError("the request was cancelled by the server. Try again.")
+def count_chunks(chunks: Sequence[Chunk], usage: ResponseUsage) -> None:
+    """Add chunks to the usage. Raises the error of a sequence that failed or was cancelled."""
+    for chunk in chunks:
+        usage.add(chunk)
+    for chunk in chunks:
+        if chunk.finished and chunk.finished.error:
+            raise chunk.finished.error
+        if chunk.finished and chunk.finished.reason == "cancelled":
+            raise UnavailableError("the request was cancelled by the server. Try again.")

@@ -1,17 +1,17 @@
-"""Merge streams, send them as server-sent events, and stop when the client disconnects.
+"""Merge the items of several calls, send events, and stop when the client disconnects.
 
-In:    asynchronous generators; an ASGI `receive`.
-Out:   one generator; a result, unless the client disconnected first.
+In:    calls; a generator of events; an ASGI `receive`.
+Out:   items as they arrive; a response; a result, unless the client disconnected first.
 Never: leaves a task or a generator running.
 
 This uses plain asyncio instead of anyio, because anyio's task groups raise exception groups and callers here need the
-first error itself. A task group also must not stay open across a generator's `yield`, as `merge_streams` would need.
+first error itself. A task group also must not stay open across a generator's `yield`, as the events of an answer need.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from typing import NamedTuple, TypeVar
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
@@ -21,54 +21,54 @@ from starlette.types import Message, Receive, Scope, Send
 T = TypeVar("T")
 
 
-async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield the items of all `streams` as they arrive, each with the index of its stream. The first error ends
-    all streams."""
-    # Hold at most one item, so that streams are read no faster than the items are consumed. The semaphore gives the
-    # next turn to the stream that has waited longest. With a queue of size 1, a stream that always has an item could
-    # starve the others.
-    arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
-    turn = asyncio.Semaphore(1)
+class MergedCalls(Generic[T]):
+    """The items that several calls give to a function, as they arrive, each with the index of its call.
 
-    async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    await turn.acquire()
-                    arrived.put_nowait((number, item))
-            arrived.put_nowait(None)
-        except Exception as error:
-            arrived.put_nowait(error)
+    At most one item is held, so that calls give no more than is taken. The calls run from the beginning, `at_once` at a
+    time, until `close`.
+    """
 
-    tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
-    running = len(tasks)
-    try:
-        while running:
-            item = await arrived.get()
+    def __init__(
+        self, calls: Sequence[Callable[[Callable[[T], Awaitable[None]]], Awaitable[None]]], at_once: int = 1
+    ) -> None:
+        self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+        # The semaphore gives the next turn to the call that has waited longest. With a queue of size 1, a call that
+        # always has an item could starve the others.
+        self._turn = asyncio.Semaphore(1)
+        self._running = len(calls)
+        limit = asyncio.Semaphore(at_once)
+
+        async def run(number: int, call: Callable[[Callable[[T], Awaitable[None]]], Awaitable[None]]) -> None:
+            async def take(item: T) -> None:
+                await self._turn.acquire()
+                self._arrived.put_nowait((number, item))
+
+            try:
+                async with limit:
+                    await call(take)
+                self._arrived.put_nowait(None)
+            except Exception as error:
+                self._arrived.put_nowait(error)
+
+        self._tasks = [asyncio.create_task(run(number, call)) for number, call in enumerate(calls)]
+
+    async def next(self) -> tuple[int, T] | None:
+        """Return the next item, or None after the last one. Raises the first error of a call."""
+        while self._running:
+            item = await self._arrived.get()
             if isinstance(item, Exception):
                 raise item
-            if item is None:
-                running -= 1
-            else:
-                turn.release()
-                yield item
-    finally:
-        for task in tasks:
+            if item is not None:
+                self._turn.release()
+                return item
+            self._running -= 1
+        return None
+
+    async def close(self) -> None:
+        """Cancel the calls that still run."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def limited_stream(limit: asyncio.Semaphore, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of `stream` while holding the semaphore `limit`."""
-    async with limit, aclosing(stream):
-        async for item in stream:
-            yield item
-
-
-async def limited_call(limit: asyncio.Semaphore, call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `call`, and hold the semaphore `limit` while it runs."""
-    async with limit:
-        return await call()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -11,11 +10,11 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.ray_private import broadcast, fresh_request_id
+from mars_ray.serve.replicas.engine_client import Take
 from mars_ray.serve.replicas.liveness import HEARD, LOST, NONE_UP, WaitingCalls
 
 WATCH_SECONDS = 1.0
@@ -62,27 +61,29 @@ class RayEngineClient:
         """
         return self._up
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
+        """Give the chunks of a request to `take` as they arrive. Cancelling the task cancels the request."""
         with fresh_request_id():
-            chunks = self._streams.stream.remote(request)
-        async with aclosing(self._arriving(request.id, chunks)) as arriving:
-            async for chunk in arriving:
-                yield chunk
-
-    async def collect(self, request: Request) -> AsyncGenerator[list[Chunk], None]:
-        """Yield the chunks of a request in parts; closing the generator cancels the request."""
-        with fresh_request_id():
-            parts = self._streams.collect.remote(request)
-        async with aclosing(self._arriving(request.id, parts)) as arriving:
-            async for part in arriving:
-                yield part
+            parts = self._streams.generate.remote(request, whole)
+        with self._calls.call(request.id) as call:
+            try:
+                while (part := await call.wait_for(_sent(anext(parts, None)))) is not None:
+                    if isinstance(part, MarsRayError):
+                        raise part
+                    await take(part)
+            finally:
+                parts.cancel()
 
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""
         with fresh_request_id():
             response = self._engines.model_info.remote()
-        model: ModelInfo = await self._answer(uuid4().hex, response)
+        with self._calls.call(uuid4().hex) as call:
+            try:
+                model: ModelInfo = await call.wait_for(_sent(_awaited(response)))
+            except BaseException:
+                response.cancel()
+                raise
         return model
 
     async def metrics(self) -> list[str]:
@@ -98,29 +99,6 @@ class RayEngineClient:
             HEARD.note(replica)
             self._calls.hear(running)
             self._up_s = time.monotonic()
-
-    async def _arriving(self, name: str, items: Any) -> AsyncGenerator[Any, None]:
-        with self._calls.call(name) as call:
-            try:
-                while (item := await call.wait_for(_sent(anext(items, None)))) is not None:
-                    yield _value(item)
-            finally:
-                items.cancel()
-
-    async def _answer(self, name: str, response: Any) -> Any:
-        with self._calls.call(name) as call:
-            try:
-                return await call.wait_for(_sent(_awaited(response)))
-            except BaseException:
-                response.cancel()
-                raise
-
-
-def _value(answer: Any) -> Any:
-    """Return the answer of a replica, or raise it if it is an error (see `EngineReplica`)."""
-    if isinstance(answer, MarsRayError):
-        raise answer
-    return answer
 
 
 async def _awaited(response: Any) -> Any:

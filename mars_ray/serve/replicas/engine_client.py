@@ -1,25 +1,25 @@
-"""The HTTP gateway's interface to its engines, and an implementation for an engine in the same process.
+"""The gateway's interface to its engines, and an implementation for an engine in the same process.
 
 In:    engine requests.
 Out:   chunks; facts about the model; metrics.
 Never: depends on HTTP.
 """
 
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import Request
-from mars_ray.errors import ReplicaLostError
+from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
+from mars_ray.serve.replicas.replica import Replica
 
-PART_S = 0.25
-"""Seconds between two parts of an answer that is not streamed, which limits the tokens that a caller who leaves is not
-charged for."""
+Take = Callable[[Sequence[Chunk]], Awaitable[None]]
+"""Takes the chunks of a request that have arrived. The next ones wait until it returns."""
 
 
 class EngineClient(Protocol):
@@ -28,12 +28,11 @@ class EngineClient(Protocol):
     async def watch(self) -> None:
         """Watch the engines until cancelled. Runs as long as the gateway does."""
 
-    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
+        """Give the chunks of a request to `take` as they arrive. Cancelling the task cancels the request.
 
-    def collect(self, request: Request) -> AsyncGenerator[list[Chunk], None]:
-        """Yield the chunks of a request in parts, at most about one per `PART_S`, which costs less than `stream`;
-        closing the generator cancels the request."""
+        The chunks of a `whole` answer, which is not streamed, may arrive later and in larger parts, which costs less.
+        """
 
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""
@@ -50,48 +49,30 @@ class LocalEngineClient:
 
     def __init__(self, engine: AsyncEngine, model: ModelInfo, metrics: EngineMetrics) -> None:
         self._engine = engine
-        self._model = model
-        self._metrics = metrics
+        self._replica = Replica(engine, model, metrics, FollowedAdapters(engine, lambda: None))
 
     async def watch(self) -> None:
         """Do nothing: this engine ends together with its client."""
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of a request as they arrive; closing the generator cancels the request."""
-        observer = self._metrics.begin(request)
-        async with aclosing(self._engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                observer.observe(chunk)
-                yield chunk
-
-    async def collect(self, request: Request) -> AsyncGenerator[list[Chunk], None]:
-        """Yield the chunks of a request in parts."""
-        part: list[Chunk] = []
-        sent_s = time.monotonic()
-        async with aclosing(self.stream(request)) as chunks:
-            async for chunk in chunks:
-                part.append(chunk)
-                if time.monotonic() - sent_s >= PART_S:
-                    yield part
-                    part = []
-                    sent_s = time.monotonic()
-        yield part
+    async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
+        """Give the chunks of a request to `take` as they arrive."""
+        async with aclosing(self._replica.generate(request, whole)) as parts:
+            async for part in parts:
+                if isinstance(part, MarsRayError):
+                    raise part
+                await take(part)
 
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""
-        return self._model
+        return await self._replica.model_info()
 
     async def ready(self) -> bool:
         """Return whether the engine answers. If a step is running, waits until it ends."""
-        try:
-            await self._engine.state()
-        except ReplicaLostError:
-            return False
-        return True
+        return await self._replica.ready()
 
     async def metrics(self) -> list[str]:
         """Return the metrics of the engine."""
-        return [self._metrics.text(await self._engine.state())]
+        return [await self._replica.metrics()]
 
     async def close(self) -> None:
         """Stop the engine; requests that are still running end with an error."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mars_ray.adapter.card import resolve_adapters
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.errors import AdapterError, MarsRayError
+from mars_ray.errors import AdapterError, MarsRayError, ReplicaLostError
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class FollowedAdapters:
             self.problems = {}
             try:
                 await self._set(wanted)
+            except ReplicaLostError:  # the next process gets them
+                raise
             except MarsRayError as error:
                 self.problems[""] = str(error)
             self._last = wanted
