@@ -34,7 +34,7 @@ from mars_ray.program import run_program
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.http.extension import Extension
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.models import ModelClients, OneModel
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.exchange import Exchange

@@ -134,7 +134,7 @@ def test_everything_but_the_shells_imports_without_ray() -> None:
     "shells",
     [
         ["batch.ray.source", "batch.ray.shared_pool", "batch.ray.endpoint_rows", "batch.ray.decoder"],
-        ["serve.ray.gateway", "serve.ray.engine_replica", "serve.ray.chat_handle", "control.core.ray_controller"],
+        ["serve.ray.gateway", "serve.ray.engine_replica", "control.core.ray_controller"],
     ],
     ids=["batch", "serve"],
 )

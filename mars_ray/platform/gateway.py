@@ -32,8 +32,7 @@ from mars_ray.platform.responses.response_store import ResponseStoreClient
 from mars_ray.platform.responses.routes import responses_routes
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.usage_routes import usage_routes
-from mars_ray.serve.http.extension import Extension
-from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.extension import Extension, Meter
 from mars_ray.serve.http.routes import STREAM
 from mars_ray.serve.middleware.api_form import ApiForm, Uploads
 from mars_ray.serve.middleware.key_store import LiveKeys

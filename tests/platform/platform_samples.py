@@ -17,9 +17,8 @@ from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.meter import MeterLink, UsageMeter
-from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.http.models import ModelClients
+from mars_ray.serve.http.models import ControlClient, ModelClients
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient
 

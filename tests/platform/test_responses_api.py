@@ -26,8 +26,8 @@ from mars_ray.openai_api.responses_protocol import (
 from mars_ray.openai_api.responses_translate import chat_request_of
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.platform.api_forms import api_of
+from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.generation import Generation, answer_events
-from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.http.streams import MergedCalls
 from mars_ray.serve.middleware.exchange import Exchange
 from tests.serve.endpoint_clients import MODEL, check_error, http, settled

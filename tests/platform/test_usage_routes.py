@@ -53,7 +53,8 @@ class Stopping:
 
     async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
         if not whole:
-            return await self._client.generate(request, take)
+            await self._client.generate(request, take)
+            return
         passed = 0
 
         async def take_some(part: Sequence[Chunk]) -> None:

@@ -58,7 +58,6 @@ def test_a_request_for_an_adapter_that_was_just_added_finds_it(bundled: Checkpoi
     async def test() -> None:
         async with followed(bundled) as engine:
             engine.wanted = {"a": folders[0]}
-            await engine.adapters.look_up(None)
             assert engine._engine.adapters == {}
             await engine.adapters.look_up("a")
             assert set(engine._engine.adapters) == {"a"}

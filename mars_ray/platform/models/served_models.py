@@ -19,9 +19,8 @@ from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.platform.models.directory import Directory, ServedModel, ServedVersion
 from mars_ray.platform.models.model_settings import Access
-from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.serve.http.models import ModelClients, not_running
+from mars_ray.serve.http.models import ControlClient, ModelClients, not_running
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from mars_ray.platform.models.model_settings import AddedModel
 from mars_ray.platform.platform_config import PlatformConfig
 from mars_ray.platform.ray.batches import Batches
-from mars_ray.platform.ray.gateway import PlatformChat, PlatformGateway
+from mars_ray.platform.ray.gateway import make_gateway
 from mars_ray.platform.ray.models import Models
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.ray.app import (
@@ -50,7 +50,7 @@ def build_openai_app(args: dict[str, Any]) -> Application:
     """
     config = _pinned(args)
     engines = engines_of(config)
-    app: Application = gateway_application(PlatformGateway, engines, config, *_others(engines, config))
+    app: Application = gateway_application(make_gateway, engines, config, *_others(engines, config))
     return app
 
 
@@ -65,7 +65,7 @@ def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Applicat
     config = _pinned(args)
     engines = engines_of(config, name_prefix)
     others = _others(engines, config, name_prefix)
-    app: Application = chat_application(PlatformChat, engines, config, *others, name_prefix=name_prefix)
+    app: Application = chat_application(make_gateway, engines, config, *others, name_prefix=name_prefix)
     return app
 
 

@@ -16,9 +16,7 @@ from mars_ray.platform.ray.ray_response_store import RayResponseStore
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ModelClients
-from mars_ray.serve.ray.chat_handle import Chat
-from mars_ray.serve.ray.gateway import Gateway
-from mars_ray.serve.ray.gateway_parts import GatewayParts, model_clients
+from mars_ray.serve.ray.gateway import GatewayParts, model_clients
 
 
 def make_gateway(
@@ -29,7 +27,7 @@ def make_gateway(
     meter = make_meter(config, name)
     served = make_models(engines, config, models, meter, name=name)
     platform = Platform(config, served, meter, RayResponseStore(config.controller), name=name)
-    return GatewayParts(served, platform, make_gateway_app(served, config, name=name, extension=platform))
+    return GatewayParts(served, make_gateway_app(served, config, name=name, extension=platform))
 
 
 def make_meter(config: PlatformConfig, name: str) -> GatewayMeter | None:
@@ -57,15 +55,3 @@ def make_models(
 
     main = model_clients(engines, config, meter)
     return ServedModels(main, RayModels(models), make, gateway=name, wait_s=config.model_wait_s, access=config.access)
-
-
-class PlatformGateway(Gateway):
-    """The HTTP gateway with a platform."""
-
-    make_gateway = staticmethod(make_gateway)
-
-
-class PlatformChat(Chat):
-    """The deployment for calls by handle, whose settings make gateways with a platform."""
-
-    make_gateway = staticmethod(make_gateway)

@@ -27,7 +27,7 @@ from mars_ray.platform.usage.minute_window import WINDOW_S
 from mars_ray.platform.usage.record_spool import RecordSpool
 from mars_ray.platform.usage.token_prices import TokenPrices
 from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, day_of
-from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.middleware.exchange import Exchange
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from mars_ray.control.core.live_view import FIGURES, Frame, LiveReport, RunningJ
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.serve.http.control_client import ControlClient
-from mars_ray.serve.http.models import GatewayModels
+from mars_ray.serve.http.models import ControlClient, GatewayModels
 from mars_ray.serve.http.streams import EventStreamResponse
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute

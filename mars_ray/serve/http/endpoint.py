@@ -56,12 +56,11 @@ from mars_ray.openai_api.translate import (
 )
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.engine_calls import EngineCalls
+from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunks
-from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.http.streams import EventStreamResponse, MergedCalls, gather_or_cancel, run_unless_disconnected
 from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProcess
-from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.request_trace import Operation
+from mars_ray.serve.middleware.exchange import Exchange, Operation
 from mars_ray.serve.replicas.engine_client import EngineClient
 from mars_ray.traces.engine_call import EngineCall
 

@@ -9,10 +9,23 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import APIRouter
 
-from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm, Uploads
 from mars_ray.serve.middleware.callers import Callers
+from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.storage.audit_log import AuditLog
+
+
+class Meter:
+    """Admits requests by their size and counts their usage. This one admits all requests and counts nothing."""
+
+    async def admit(self, exchange: Exchange, model: str, prompt_tokens: int, answer_tokens: int) -> None:
+        """Admit a request that may use up to these tokens. Raises an `ApiError` for a refused request."""
+
+    async def count(self, exchange: Exchange) -> None:
+        """Count an answered request, before the end of its answer is sent."""
+
+    def end(self, exchange: Exchange) -> None:
+        """End a request that was admitted, however it ended."""
 
 
 class Extension:

@@ -7,7 +7,8 @@ Never: imports Ray.
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -20,9 +21,8 @@ from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.errors import UnavailableError
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.endpoint import Endpoint
-from mars_ray.serve.http.extension import Extension
+from mars_ray.serve.http.extension import Extension, Meter
 from mars_ray.serve.http.gateway_metrics import ROUTES, GatewayMetrics, merge_metrics
-from mars_ray.serve.http.meter import Meter
 from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.http.routes import make_app
 from mars_ray.serve.http.tokenizer_process import TokenizerProcess
@@ -98,8 +98,17 @@ def make_gateway_app(
         if exchange.usage:
             retry_after.observe(exchange.seconds)
 
+    @asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        try:
+            async with extension.running(), models.running():
+                yield
+        finally:
+            await asyncio.to_thread(traces.close)
+
     app = AccessMiddleware(
-        make_app(models, metrics, extension, retry_after_s=retry_after.seconds, web=config.web, close=traces.close),
+        make_app(models, metrics, extension, running=running, retry_after_s=retry_after.seconds, web=config.web),
+        running=running,
         callers=extension.callers,
         default_class=config.classes[0].name,
         limits=config.limits,

@@ -20,7 +20,7 @@ from mars_ray.openai_api.deltas import delta_of, split_by_token
 from mars_ray.openai_api.protocol import GenerateRequest
 from mars_ray.openai_api.responses import ResponseBuilder
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.serve.http.meter import Meter
+from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.streams import DONE, MergedCalls, NamedEvent, sent_event
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.traces.engine_call import EngineCall

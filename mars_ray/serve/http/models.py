@@ -1,14 +1,34 @@
-"""The models that a gateway serves."""
+"""The models that a gateway serves, and the clients of their controllers."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from mars_ray.control.core.live_view import LiveReport, RunningJob
+from mars_ray.control.core.status import ClusterStatus
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.serve.http.control_client import ControlClient
 from mars_ray.serve.http.endpoint import Endpoint
+
+
+class ControlClient(Protocol):
+    """Client of the controller of a model, wherever it runs."""
+
+    async def status(self) -> ClusterStatus:
+        """Return the state and the decisions of the controller."""
+
+    async def live(self, controller: str, after: int) -> LiveReport:
+        """Return the cluster's state, and its history after frame `after` of the controller with id `controller`."""
+
+    async def jobs(self) -> list[RunningJob]:
+        """Return the batch jobs on the cluster."""
+
+    async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
+        """Override the policy for the class `name`, or for all classes if `name` is None. Raises `ConfigError`."""
+
+    async def clear_threshold(self, name: str | None) -> None:
+        """End the override for `name`, so that the policy decides again. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True)

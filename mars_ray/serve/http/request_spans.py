@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_trace_id
 
 from mars_ray.engine.request import Request
-from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.serve.middleware.request_trace import RequestTrace, TracedGeneration
+from mars_ray.serve.middleware.exchange import Exchange, RequestTrace, TracedGeneration
 from mars_ray.serve.middleware.scope import Headers
 from mars_ray.traces.sequence_spans import MAX_SEQUENCES, add_sequence_spans
 from mars_ray.traces.tracer import Attribute, Tracer, in_context, nanoseconds, span_attributes

@@ -5,9 +5,8 @@ Out:   an ASGI app that speaks OpenAI's API. It must be wrapped in `AccessMiddle
 Never: imports Ray.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Any
 
@@ -107,27 +106,18 @@ def make_app(
     metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
     extension: Extension,
     *,
+    running: Callable[[], AbstractAsyncContextManager[None]],
     retry_after_s: Callable[[], int] = lambda: 1,
     web: bool = False,
-    close: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Return the app, including the routes of the extension, and the web pages if `web` is set.
 
-    The models run as long as the app does. `close` is called in a thread when the app ends.
+    `running` runs what the app needs, as long as the app runs.
     """
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        try:
-            async with extension.running(), models.running():
-                yield
-        finally:
-            await asyncio.to_thread(close)
-
     app = FastAPI(
         title="mars-ray",
         version=version("mars-ray"),
-        lifespan=lifespan,
+        lifespan=lambda _app: running(),
         docs_url=None,  # FastAPI's documentation pages load scripts from other sites
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the name in the Host header

@@ -16,7 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -75,8 +75,11 @@ class AccessMiddleware:
         open_paths: frozenset[str] = OPEN_PATHS,
         role_of: Callable[[str], Role] = role_of_path,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        running: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._app = app
+        self.running = running
+        """Runs what the app needs within a block, for a server that sends no lifespan events."""
         self._callers = callers
         self._default_class = default_class
         self._limits = limits

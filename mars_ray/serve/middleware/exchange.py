@@ -1,26 +1,64 @@
-"""The record of one HTTP request and its response, for the log and the metrics.
+"""The record of one HTTP request and its response, for the log, the metrics and the spans.
 
-In:    facts from the access middleware, and the usage of the response.
+In:    facts from the access middleware; the usage of the response; the calls of engines of a traced request.
 Out:   one record, which travels with the request in its ASGI scope.
-Never: holds an answer or a key, or a prompt unless the operator turned on the logging of prompts.
+Never: holds an answer or a key, or a prompt unless the operator turned on the logging of prompts; needs OpenTelemetry.
 """
 
 import json
 import logging
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from starlette.types import Scope
 
+from mars_ray.engine.request import Request
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm
 from mars_ray.serve.middleware.callers import Caller
-from mars_ray.serve.middleware.request_trace import RequestTrace
+from mars_ray.traces.engine_call import EngineCall
 
 _SCOPE_KEY = "mars_ray.exchange"
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+Operation = Literal["chat", "text_completion"]
+"""Operation in the words of OpenTelemetry's conventions for generative AI."""
+
+
+@dataclass(slots=True)
+class TracedGeneration:
+    """The generation of the answers to one HTTP request."""
+
+    operation: Operation
+    model: str
+    streamed: bool
+    calls: list[EngineCall]
+    """The call for each prompt."""
+    began_unix_s: float = field(default_factory=time.time)
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """The trace of one HTTP request."""
+
+    span: Any
+    """The span of the HTTP request, which has begun."""
+    trace_id: str
+    """32 hexadecimal digits."""
+    generation: TracedGeneration | None = None
+    """None until the request has passed all checks, and for requests that generate nothing."""
+
+    def generate(
+        self, operation: Operation, model: str, requests: Sequence[Request], *, streamed: bool
+    ) -> list[EngineCall]:
+        """Begin the generation. Return the call for each request; its request carries the trace id."""
+        calls = [EngineCall(replace(request, trace_id=self.trace_id)) for request in requests]
+        self.generation = TracedGeneration(operation, model, streamed, calls)
+        return calls
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,9 +17,8 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from mars_ray.engine.request import Request
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-from mars_ray.serve.ray.chat_handle import Chat
 from mars_ray.serve.ray.engine_replica import EngineReplica
-from mars_ray.serve.ray.gateway import Gateway
+from mars_ray.serve.ray.gateway import Chat, Gateway, MakeGateway, make_gateway
 from mars_ray.serve.ray.pinned import pinned_model
 from mars_ray.serve.replicas.liveness import HEARD
 from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
@@ -73,7 +72,7 @@ def build_openai_app(args: dict[str, Any]) -> Application:
     handle. Raises `ConfigError` for unknown or impossible settings, `ModelError` for an unusable model.
     """
     config = pinned_config(parse_config(ServeConfig, args))
-    return gateway_application(Gateway, engines_of(config), config)
+    return gateway_application(make_gateway, engines_of(config), config)
 
 
 def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Application:
@@ -84,21 +83,21 @@ def build_deployment(args: dict[str, Any], *, name_prefix: str = "") -> Applicat
     The deployments are named `Chat` and `Engine`; with several models in one application, give each a `name_prefix`.
     """
     config = pinned_config(parse_config(ServeConfig, args))
-    return chat_application(Chat, engines_of(config, name_prefix), config, name_prefix=name_prefix)
+    return chat_application(make_gateway, engines_of(config, name_prefix), config, name_prefix=name_prefix)
 
 
-def gateway_application(kind: type[Gateway], engines: Application, config: ServeConfig, *others: Application) -> Any:
-    """Return the application of a class of HTTP gateways; it also runs `others`."""
-    gateway = serve.deployment(serve.ingress()(kind)).options(name="Gateway", **SHELL_OPTIONS)
-    return gateway.bind(engines, config, *others)
+def gateway_application(make: MakeGateway, engines: Application, config: ServeConfig, *others: Application) -> Any:
+    """Return the application of HTTP gateways whose parts `make` makes; it also runs `others`."""
+    gateway = serve.deployment(serve.ingress()(Gateway)).options(name="Gateway", **SHELL_OPTIONS)
+    return gateway.bind(make, engines, config, *others)
 
 
 def chat_application(
-    kind: type[Chat], engines: Application, config: ServeConfig, *others: Application, name_prefix: str = ""
+    make: MakeGateway, engines: Application, config: ServeConfig, *others: Application, name_prefix: str = ""
 ) -> Any:
-    """Return the application of a class of gateways for calls by handle; it also runs `others`."""
-    chat = serve.deployment(kind).options(name=f"{name_prefix}Chat", **SHELL_OPTIONS)
-    return chat.bind(engines, config, *others)
+    """Return the application of gateways for calls by handle, from which `make` makes others; it also runs `others`."""
+    chat = serve.deployment(Chat).options(name=f"{name_prefix}Chat", **SHELL_OPTIONS)
+    return chat.bind(make, engines, config, *others)
 
 
 def pinned_config(config: C) -> C:

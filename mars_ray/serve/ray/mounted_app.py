@@ -53,5 +53,5 @@ class MountedApp:
         check_listening(config)
         name = serve.get_replica_context().replica_id.unique_id
         parts = make_gateway(handles[0], config, *handles[1:], name=f"{name}:{config.model_name}")
-        await self._running.enter_async_context(parts.running())
+        await self._running.enter_async_context(parts.app.running())
         return without_request_id(parts.app)

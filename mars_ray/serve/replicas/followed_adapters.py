@@ -39,9 +39,9 @@ class FollowedAdapters:
                 log.exception("the wanted adapters cannot be read")
             await asyncio.sleep(EVERY_S)
 
-    async def look_up(self, name: str | None) -> None:
+    async def look_up(self, name: str) -> None:
         """Read the wanted adapters now if the engine has no adapter of this name."""
-        if name is not None and name not in self._engine.adapters:
+        if name not in self._engine.adapters:
             await self.refresh()
 
     async def refresh(self) -> None:

@@ -44,7 +44,8 @@ class Replica:
         sent_s = time.monotonic()
         observer = self._metrics.begin(request)
         try:
-            await self._adapters.look_up(request.decode.adapter)
+            if request.decode.adapter is not None:
+                await self._adapters.look_up(request.decode.adapter)
             async with aclosing(self._engine.generate(request)) as chunks:
                 async for chunk in chunks:
                     observer.observe(chunk)
