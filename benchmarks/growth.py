@@ -292,7 +292,8 @@ def serve(sender: Connection) -> None:
     from mars_ray.model.resolve import resolve_model
     from mars_ray.openai_api.model_info import ModelInfo
     from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-    from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+    from mars_ray.serve.http.endpoint import Endpoint
+    from mars_ray.serve.http.gateway_app import make_gateway_app
     from mars_ray.serve.http.models import ModelClients, OneModel
     from mars_ray.serve.replicas.engine_client import LocalEngineClient
     from mars_ray.serve.replicas.engine_metrics import EngineMetrics
@@ -304,7 +305,7 @@ def serve(sender: Connection) -> None:
         info = ModelInfo(name=config.model_name, created=1, engine=facts)
         client: Any = _Idle(LocalEngineClient(engine, info, EngineMetrics(model="bundled", replica="none")))
         unused: Any = None
-        models = OneModel(ModelClients(make_endpoint(client, config, folder), unused))
+        models = OneModel(ModelClients(Endpoint(client, config, folder), unused))
         app = make_gateway_app(models, config, name="growth")
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
         serving = asyncio.create_task(server.serve())

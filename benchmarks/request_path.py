@@ -31,7 +31,8 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ModelClients, OneModel
 from mars_ray.serve.replicas.engine_client import LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
@@ -88,7 +89,7 @@ async def main() -> None:
         front, ModelInfo(name="bundled", created=1, engine=facts), EngineMetrics(model="bundled", replica="here")
     )
     unused: Any = None
-    models = OneModel(ModelClients(make_endpoint(client, config, folder), unused))
+    models = OneModel(ModelClients(Endpoint(client, config, folder), unused))
     app = make_gateway_app(models, config, name="here")
     async with (
         models.running(),

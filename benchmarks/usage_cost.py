@@ -32,9 +32,9 @@ from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.meter import MeterLink, UsageMeter
 from mars_ray.program import run_program
 from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
-from mars_ray.serve.http.extension import Extension
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
-from mars_ray.serve.http.extension import Meter
+from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.extension import Extension, Meter
+from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ModelClients, OneModel
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.middleware.exchange import Exchange
@@ -92,7 +92,7 @@ async def _client(
     stack: AsyncExitStack, client: LocalEngineClient, config: ServeConfig, folder: Path, meter: GatewayMeter | None
 ) -> httpx2.AsyncClient:
     unused: Any = None
-    models = OneModel(ModelClients(make_endpoint(client, config, folder, meter), unused))
+    models = OneModel(ModelClients(Endpoint(client, config, folder, meter), unused))
     if meter:
         await stack.enter_async_context(meter.running())
     await stack.enter_async_context(models.running())

@@ -4,6 +4,7 @@ In:    the parsed YAML.
 Out:   frozen settings; unknown names and impossible values raise errors when they are read.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,6 +25,9 @@ class PlatformConfig(ServeConfig):
 
     deployments: ClassVar[tuple[str, ...]] = (*ServeConfig.deployments, "Models", "Batches")
     """Also the manager of further models and, with storage, the runner of batches."""
+    moved: ClassVar[Mapping[str, str]] = {
+        "models_memory_gib": "reserve `memory` in the `ray_actor_options` of each entry of `models`; see docs/models.md"
+    }
 
     access: Access = Field(default_factory=dict)
     models: dict[str, AddedModel] = Field(default_factory=dict)

@@ -17,7 +17,8 @@ from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.meter import MeterLink, UsageMeter
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ControlClient, ModelClients
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient
@@ -76,7 +77,7 @@ def surround(
     meter = UsageMeter(UsageLedger(usage)) if config.meters_usage else None
 
     def models(link: GatewayMeter | None) -> ServedModels:
-        clients = ModelClients(make_endpoint(client, config, folder, link), control)
+        clients = ModelClients(Endpoint(client, config, folder, link), control)
         return ServedModels(clients, access=config.access)
 
     async def work() -> None:

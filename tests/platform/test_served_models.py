@@ -23,7 +23,8 @@ from mars_ray.platform.models.manager import ModelManager
 from mars_ray.platform.models.model_settings import AddedModel
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.platform_config import PlatformConfig
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ModelClients
 from mars_ray.serve.replicas.engine_client import LocalEngineClient, Take
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
@@ -168,7 +169,7 @@ async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fiel
     def clients(name: str, config: PlatformConfig) -> ModelClients:
         info = ModelInfo(name=config.model_name, created=1, engine=facts, served_names=config.served_model_names)
         client = found.clients[name] = Client(engine, info)
-        return ModelClients(make_endpoint(client, config, FOLDER), LocalControl(config.plan(FOLDER)))
+        return ModelClients(Endpoint(client, config, FOLDER), LocalControl(config.plan(FOLDER)))
 
     async def make(version: ServedVersion) -> ModelClients:
         return clients(version.application, version.config)

@@ -26,7 +26,8 @@ from mars_ray.installed import HAS_PLATFORM, settings_class
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import parse_config
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.endpoint import Endpoint
+from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ModelClients, OneModel
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
@@ -157,7 +158,7 @@ def served(
                 surrounding = surround(config, wrap(client), control, folder, stored, wrap_meter)
                 gateway = surrounding.gateway
             else:
-                clients = ModelClients(make_endpoint(wrap(client), config, folder), control)
+                clients = ModelClients(Endpoint(wrap(client), config, folder), control)
                 gateway = make_gateway_app(OneModel(clients), config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)

@@ -250,7 +250,7 @@ def test_spans_that_a_collector_refuses_are_counted() -> None:
 def test_traces_are_off_without_an_endpoint_and_then_the_sdk_is_not_loaded() -> None:
     # FastAPI imports the interfaces of OpenTelemetry.
     program = (
-        "import sys, mars_ray.serve.http.gateway_app as app; app.open_traces('x', app.ROUTES);"
+        "import sys, mars_ray.serve.http.gateway_app as app; app.open_spans('x', app.ROUTES);"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     off = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}

@@ -1,6 +1,7 @@
 """Settings of a further model of an endpoint."""
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,10 @@ an entry are open to all callers."""
 
 class AddedModel(ModelSettings):
     """Settings of a further model of an endpoint, whose engines start and end while the endpoint runs."""
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "sleep_after_s": "set `min_replicas: 0` and `downscale_to_zero_delay_s`; see docs/models.md"
+    }
 
     model: str
     """Name of the model, as for the main model. Classes of service without a setting keep that of the endpoint."""

@@ -27,12 +27,6 @@ T = TypeVar("T", bound=ModelSettings)
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
-MOVED = {
-    "sleep_after_s": "set `min_replicas: 0` and `downscale_to_zero_delay_s`",
-    "models_memory_gib": "reserve `memory` in the `ray_actor_options` of each entry of `models`",
-}
-"""Fields that no longer exist, and what replaces them."""
-
 
 class ServeConfig(ModelSettings):
     """Settings of an endpoint and of its main model, which answers requests that name no model."""
@@ -170,8 +164,8 @@ def check_names(model: type, fields: Any, source: str, path: str = "") -> None:
     if not isinstance(fields, dict):
         raise ConfigError(f"{where} is {fields!r}, must be a mapping of fields. Known are {names}.")
     for name, value in fields.items():
-        if name in MOVED and name not in model_fields:
-            raise ConfigError(f"{where}: {name} has moved: {MOVED[name]}; see docs/models.md.")
+        if moved := getattr(model, "moved", {}).get(name):
+            raise ConfigError(f"{where}: {name} has moved: {moved}.")
         if name not in model_fields:
             raise ConfigError(f"{where}: unknown field {name!r}. Known are {names}.")
         annotation = model_fields[name].annotation

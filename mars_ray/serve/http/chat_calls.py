@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
@@ -25,7 +24,7 @@ from mars_ray.openai_api.deltas import answers_of, delta_of
 from mars_ray.openai_api.prompt_scores import shown_prompt
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.translate import check_limits, engine_requests, lowered_max_tokens
+from mars_ray.openai_api.translate import check_limits
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.generation import count_chunks
@@ -83,17 +82,8 @@ class ChatCalls:
             model = await self._endpoint.check_model(body.model)
             check_limits(body, self._endpoint.limits)
             prompt, plan = await self._endpoint.chat_prompt(body, model, "")
-            [request] = engine_requests(
-                body,
-                [prompt],
-                request_id=uuid4().hex,
-                tenant="",
-                service_class=self._endpoint.service_class(body, self._service_class),
-                model=model,
-                limits=self._endpoint.limits,
-                default_mode=self._endpoint.default_mode,
-                default_sampling=self._endpoint.default_sampling,
-                plan=plan,
+            [request], usage = self._endpoint.requests_of(
+                body, [prompt], model, plan, tenant="", service_class=self._service_class
             )
         except ValidationError as error:
             raise validation_error(error.errors(), payload) from None
@@ -106,5 +96,4 @@ class ChatCalls:
             token_bytes=model.engine.token_bytes,
         )
         builder = ChatResponseBuilder(metadata, plan, shown_prompt(body, prompt))
-        usage = ResponseUsage(prompt_tokens=len(prompt), max_tokens=lowered_max_tokens(body, [request]))
         return _Call(body, request, builder, usage)

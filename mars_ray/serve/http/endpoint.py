@@ -6,12 +6,12 @@ Never: starts work for a client that has disconnected, or sends a status that a 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from pathlib import Path
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -20,8 +20,10 @@ from starlette.responses import Response
 from mars_ray.chat.conversation import template_text
 from mars_ray.chat.messages import Message
 from mars_ray.engine.chunk import Chunk
+from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import Request as EngineRequest
+from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.errors import GrammarError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
@@ -38,7 +40,6 @@ from mars_ray.openai_api.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.responses import (
     ChatResponseBuilder,
     CompletionResponseBuilder,
@@ -55,6 +56,7 @@ from mars_ray.openai_api.translate import (
     tools_of,
 )
 from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.engine_calls import EngineCalls
 from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunks
@@ -71,30 +73,20 @@ MakeBuilder = Callable[[ResponseMetadata, AnswerPlan, Sequence[int]], ResponseBu
 class Endpoint:
     """Answers chat and completion requests for one model."""
 
-    def __init__(
-        self,
-        name: str,
-        client: EngineClient,
-        tokenizer: TokenizerProcess,
-        limits: RequestLimits,
-        *,
-        default_mode: Mode,
-        default_sampling: Mapping[str, Any],
-        log_prompts: bool,
-        migration_limit: int,
-        batch_class: str | None = None,
-        meter: Meter | None = None,
-    ) -> None:
-        self.name = name
+    def __init__(self, client: EngineClient, config: ServeConfig, folder: Path, meter: Meter | None = None) -> None:
+        """Answer with the model in `folder`. Without a `meter`, usage is neither limited nor counted."""
+        self.name = config.model_name
         self.client = client
-        self.calls = EngineCalls(client, migration_limit)
+        self.calls = EngineCalls(client, config.migration_limit)
+        self.tokenizer = TokenizerProcess(
+            folder, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
+        )
+        self.limits = config.limits
         self._meter = meter or Meter()
-        self.tokenizer = tokenizer
-        self.limits = limits
-        self.default_mode = default_mode
-        self.default_sampling = default_sampling
-        self._log_prompts = log_prompts
-        self.batch_class = batch_class
+        self._default_mode = Mode(config.mode)
+        self._default_sampling = generation_defaults(folder)
+        self._log_prompts = config.log_prompts
+        self._batch_class = BATCH_CLASS if BATCH_CLASS in config.class_names else None
         self.adapters: Sequence[str] | None = None
         """Names of the adapters; None means those that the engines had when they started."""
         self._model: ModelInfo | None = None
@@ -133,10 +125,36 @@ class Endpoint:
             raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
         return info
 
-    def service_class(self, body: GenerateRequest, own: str) -> str:
-        """Return the class of service of a request: the caller's class `own`, or the batch class for `service_tier:
-        flex`."""
-        return self.batch_class or own if body.service_tier == "flex" else own
+    def requests_of(
+        self,
+        body: GenerateRequest,
+        prompts: list[list[int]],
+        model: ModelInfo,
+        plan: AnswerPlan | None = None,
+        *,
+        tenant: str,
+        service_class: str,
+    ) -> tuple[list[EngineRequest], ResponseUsage]:
+        """Return the request to the engine for each prompt, and the usage that counts their answers.
+
+        `service_class` is the caller's. Requests with `service_tier: flex` belong to the batch class, if it exists.
+        """
+        flex = self._batch_class if body.service_tier == "flex" else None
+        requests = engine_requests(
+            body,
+            prompts,
+            request_id=uuid4().hex,  # a new id, because callers may send the same id twice
+            tenant=tenant,
+            service_class=flex or service_class,
+            model=model,
+            limits=self.limits,
+            default_mode=self._default_mode,
+            default_sampling=self._default_sampling,
+            plan=plan,
+        )
+        return requests, ResponseUsage(
+            prompt_tokens=sum(map(len, prompts)), max_tokens=lowered_max_tokens(body, requests)
+        )
 
     async def chat(self, body: ChatCompletionRequest, http: Request) -> Response:
         """Answer a conversation."""
@@ -242,20 +260,8 @@ class Endpoint:
         keep: Keep | None = None,
     ) -> Response:
         exchange = Exchange.of(http.scope)
-        requests = engine_requests(
-            body,
-            prompts,
-            request_id=uuid4().hex,  # a new id, because callers may send the same id twice
-            tenant=exchange.key or "",
-            service_class=self.service_class(body, exchange.service_class),
-            model=model,
-            limits=self.limits,
-            default_mode=self.default_mode,
-            default_sampling=self.default_sampling,
-            plan=plan,
-        )
-        exchange.usage = ResponseUsage(
-            prompt_tokens=sum(map(len, prompts)), max_tokens=lowered_max_tokens(body, requests)
+        requests, exchange.usage = self.requests_of(
+            body, prompts, model, plan, tenant=exchange.key or "", service_class=exchange.service_class
         )
         answer_tokens = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
         await self._meter.admit(exchange, model.name, exchange.usage.prompt_tokens, answer_tokens)

@@ -6,6 +6,7 @@ Never: puts a prompt, an answer or a key into a span, or begins a span for an un
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_trace_id
 
@@ -26,6 +27,14 @@ class RequestSpans:
     def __init__(self, tracer: Tracer, routes: frozenset[str]) -> None:
         self._tracer = tracer
         self._routes = routes
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of spans by outcome."""
+        return asdict(self._tracer.counts)
+
+    def close(self) -> None:
+        """Send the spans that wait, and end. This blocks."""
+        self._tracer.close()
 
     def begin(self, exchange: Exchange, headers: Headers) -> None:
         """Begin the trace of a request whose caller is known. A request that is not sampled gets no trace."""

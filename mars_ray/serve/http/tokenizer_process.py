@@ -12,11 +12,11 @@ API keys take turns, so that a caller waits for at most one prompt from every ot
 
 import asyncio
 import signal
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from mars_ray.chat.call_format import (
     NO_TOOLS,
@@ -38,42 +38,16 @@ class Turns:
     """A fair lock for one event loop: keys take turns, and callers of one key are served in order."""
 
     def __init__(self) -> None:
-        self._taken: str | None = None
-        """Key that holds the lock."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Waiting callers by key; the first key is next."""
+        self._all = asyncio.Lock()
+        self._of_key = WeakValueDictionary[str, asyncio.Lock]()
+        """Locks of the keys that hold or await a turn. Each has at most one caller in the queue of all keys."""
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
         """Wait for the turn of `key`, and hold it within the block."""
-        if self._taken is not None:
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(key, deque()).append(future)
-            try:
-                await future
-            except asyncio.CancelledError:
-                if future.done() and not future.cancelled():
-                    self._pass_on()  # the caller got its turn just as it left
-                raise
-        self._taken = key
-        try:
+        own = self._of_key.setdefault(key, asyncio.Lock())
+        async with own, self._all:
             yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        last = self._taken
-        self._taken = None
-        if last in self._waiting:
-            self._waiting[last] = self._waiting.pop(last)  # move the key to the end
-        while self._waiting and self._taken is None:
-            key = next(iter(self._waiting))
-            first = self._waiting[key].popleft()
-            if not self._waiting[key]:
-                del self._waiting[key]
-            if not first.done():  # a done future means that its caller has left
-                self._taken = key
-                first.set_result(None)
 
 
 class RenderedPrompt(NamedTuple):

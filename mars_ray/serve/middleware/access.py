@@ -71,7 +71,7 @@ class AccessMiddleware:
         allowed_hosts: frozenset[str],
         retry_after_s: Callable[[], int],
         observe: Callable[[Exchange], None],
-        identified: Callable[[Exchange, Headers], None] = lambda _exchange, _headers: None,
+        identified: Callable[[Exchange, Headers], None] | None = None,
         open_paths: frozenset[str] = OPEN_PATHS,
         role_of: Callable[[str], Role] = role_of_path,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -165,7 +165,8 @@ class AccessMiddleware:
             if not role_allows(caller.role, role):
                 message = "This path needs a key with the role operate."
                 raise ApiError(403, message, type="permission_error", code="role_not_sufficient")
-        self._identified(exchange, headers)
+        if self._identified:
+            self._identified(exchange, headers)
         tokenizing = exchange.path in self._tokenizer_paths
         if self._uploads and exchange.path == self._uploads.path and exchange.method == "POST":
             with (

@@ -53,25 +53,23 @@ class Admission:
                 raise self._refusal(f"{OPERATOR_REQUESTS} requests of operators are in flight already.", "overloaded")
         else:
             counts = self._callers
-            self._check_callers(caller, has_key)
+            self._check(counts, caller, self._limits.requests_per_key, "requests", has_key)
+            if counts.total() >= self._limits.requests:
+                raise self._refusal("The endpoint has the maximum number of requests in flight.", "overloaded")
         with _counted(counts, caller):
             yield
 
     @contextmanager
     def admit_tokenizing(self, caller: str, *, has_key: bool) -> Iterator[None]:
         """Hold a place at the tokenizer within the block, in addition to a place from `admit`."""
-        if self._tokenizing[caller] >= (limit := self._limits.tokenize_per_key):
-            callers = "This key has" if has_key else "Callers without a key together have"
-            raise self._refusal(f"{callers} {limit} tokenizer requests in flight already.", "rate_limit_exceeded")
+        self._check(self._tokenizing, caller, self._limits.tokenize_per_key, "tokenizer requests", has_key)
         with _counted(self._tokenizing, caller):
             yield
 
     @contextmanager
     def admit_upload(self, caller: str, limit: int, *, has_key: bool) -> Iterator[None]:
         """Hold one of `limit` places for uploads within the block, in addition to a place from `admit`."""
-        if self._uploading[caller] >= limit:
-            callers = "This key has" if has_key else "Callers without a key together have"
-            raise self._refusal(f"{callers} {limit} uploads in flight already.", "rate_limit_exceeded")
+        self._check(self._uploading, caller, limit, "uploads", has_key)
         with _counted(self._uploading, caller):
             yield
 
@@ -86,12 +84,10 @@ class Admission:
         finally:
             self._pages -= 1
 
-    def _check_callers(self, caller: str, has_key: bool) -> None:
-        if self._callers[caller] >= (limit := self._limits.requests_per_key):
+    def _check(self, counts: Counter[str], caller: str, limit: int, kind: str, has_key: bool) -> None:
+        if counts[caller] >= limit:
             callers = "This key has" if has_key else "Callers without a key together have"
-            raise self._refusal(f"{callers} {limit} requests in flight already.", "rate_limit_exceeded")
-        if self._callers.total() >= self._limits.requests:
-            raise self._refusal("The endpoint has the maximum number of requests in flight.", "overloaded")
+            raise self._refusal(f"{callers} {limit} {kind} in flight already.", "rate_limit_exceeded")
 
     def _refusal(self, message: str, code: str) -> ApiError:
         seconds = str(max(1, int(self.retry_after_s())))

@@ -19,8 +19,9 @@ from mars_ray.ray_private import serve_http_options
 from mars_ray.serve.deploy import front
 from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure
 from mars_ray.serve.http.chat_calls import ChatCalls, Messages
+from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.extension import Meter
-from mars_ray.serve.http.gateway_app import make_endpoint, make_gateway_app
+from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import GatewayModels, ModelClients, OneModel
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.ray.ray_engine_client import RayEngineClient
@@ -48,7 +49,7 @@ def model_clients(engines: DeploymentHandle, config: ServeConfig, meter: Meter |
     assert config.controller
     folder = resolve_model(config.model)
     control = RayController(config.controller, config.plan(folder), config.audit_folder)
-    return ModelClients(make_endpoint(RayEngineClient(engines, config.model_wait_s), config, folder, meter), control)
+    return ModelClients(Endpoint(RayEngineClient(engines, config.model_wait_s), config, folder, meter), control)
 
 
 class ChatHandle:
@@ -93,7 +94,7 @@ class Chat(ChatHandle):
         self, make: MakeGateway, engines: DeploymentHandle, config: ServeConfig, *others: DeploymentHandle
     ) -> None:
         super().__init__(make, engines, config, *others)
-        endpoint = make_endpoint(RayEngineClient(engines, config.model_wait_s), config, resolve_model(config.model))
+        endpoint = Endpoint(RayEngineClient(engines, config.model_wait_s), config, resolve_model(config.model))
         self._running = AsyncExitStack()
         await self._running.enter_async_context(endpoint.running())
         self.calls = ChatCalls(endpoint, config.classes[0].name)
