@@ -21,6 +21,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.adapter_store import AdapterStore
@@ -127,7 +128,7 @@ class AsyncEngine:
         self._adapter_memory_gib = adapter_memory_gib
         self._streams: dict[str, ChunkStream] = {}
         self._states: deque[asyncio.Future[EngineState]] = deque()
-        self._order = _not_running
+        self._order: Callable[[Order], None] = _not_running
         """Sends an order to the running process. Raises `ReplicaLostError` if it has ended."""
         self._writer: asyncio.StreamWriter | None = None
         self.process: EngineProcess | None = None
@@ -274,14 +275,14 @@ class AsyncEngine:
     def _use(self, writer: asyncio.StreamWriter) -> None:
         """Send orders to the process behind `writer` from now on, and keep its adapters."""
 
-        def order(order: Order) -> None:
+        def send(order: Order) -> None:
             if writer.is_closing():
                 _not_running(order)
             writer.write(frame(order))
 
         self._writer = writer
-        self._order = order
-        self._adapters = AdapterStore(order, self._adapter_memory_gib)
+        self._order = send
+        self._adapters = AdapterStore(send, self._adapter_memory_gib)
 
     async def _stop(self) -> None:
         """Kill the process, and wait until it has ended."""
@@ -446,7 +447,7 @@ class AsyncEngine:
                 )
 
 
-def _not_running(_order: Order) -> None:
+def _not_running(_order: Order) -> NoReturn:
     raise ReplicaLostError("the engine has ended and takes no more requests.")
 
 
