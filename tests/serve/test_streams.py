@@ -279,3 +279,24 @@ def test_a_stream_is_closed_however_its_reader_is_lost(how: str, monkeypatch: py
         assert len(asyncio.all_tasks()) == 1
 
     in_loop(test())
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_calls_of_a_stream_end_with_a_client_that_is_lost_before_the_first_event(leaves: bool) -> None:
+    async def test() -> None:
+        endless = Closing()
+        arriving = MergedCalls([endless.give])
+        await arriving.next()
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"} if leaves else await never_leaves()
+
+        async def send(message: Message) -> None:
+            raise OSError("connection reset")
+
+        events = texts(Closing())
+        await EventStreamResponse(events, {}, arriving.close)({"type": "http"}, receive, send)
+        assert endless.closed
+        assert len(asyncio.all_tasks()) == 1
+
+    in_loop(test())

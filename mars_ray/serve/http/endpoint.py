@@ -327,7 +327,8 @@ class Endpoint:
         except BaseException:
             await arriving.close()
             raise
-        return EventStreamResponse(answer_events(generation, first, arriving), generation.headers())
+        events = answer_events(generation, first, arriving)
+        return EventStreamResponse(events, generation.headers(), arriving.close)
 
 
 def response_id(prefix: str, http: Request) -> str:

@@ -74,7 +74,7 @@ class Generation:
 async def answer_events(
     generation: Generation, first: NumberedPart, arriving: MergedCalls[Sequence[Chunk]]
 ) -> AsyncGenerator[str | NamedEvent, None]:
-    """Yield the events of a stream, and close `arriving`. An error after the first part becomes an event."""
+    """Yield the events of a stream. An error after the first part becomes an event."""
     options = generation.body.stream_options
     builder = generation.builder
     usage = generation.usage
@@ -106,8 +106,6 @@ async def answer_events(
         exchange.code = refusal.code  # for the log, because the status that was sent is 200
         body = json.dumps(exchange.api.body(refusal, exchange.request_id))
         yield NamedEvent(exchange.api.error_event, body) if exchange.api.error_event else body
-    finally:
-        await arriving.close()
 
 
 def count_chunks(chunks: Sequence[Chunk], usage: ResponseUsage) -> None:

@@ -123,32 +123,45 @@ def sent_event(event: BaseModel) -> str | NamedEvent:
     return data if name is None else NamedEvent(name, data)
 
 
+async def _nothing() -> None:
+    pass
+
+
 class EventStreamResponse(Response):
-    """Response that sends `events`. Closes the generator at the end, or if the client disconnects or stops reading."""
+    """Response that sends `events`.
+
+    It closes the generator and calls `close` at the end, or if the client disconnects or stops reading. `close` frees
+    what the generator uses, because a generator that has not begun runs no code when it is closed.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str | NamedEvent, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[str | NamedEvent, None],
+        headers: Mapping[str, str],
+        close: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._events = events
+        self._close = close
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the stream ends or the client disconnects."""
-        with suppress(ClientDisconnect):
-            await run_unless_disconnected(receive, self._send(send))
-
-    async def _send(self, send: Send) -> None:
         try:
-            await _deliver(
-                send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
-            async for event in self._events:
-                text = f"data: {event}" if isinstance(event, str) else f"event: {event.name}\ndata: {event.data}"
-                await _write(send, f"{text}\n\n".encode(), more=True)
-            await _write(send, b"", more=False)
+            with suppress(ClientDisconnect):
+                await run_unless_disconnected(receive, self._send(send))
         finally:
             await self._events.aclose()
+            await self._close()
+
+    async def _send(self, send: Send) -> None:
+        await _deliver(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            text = f"data: {event}" if isinstance(event, str) else f"event: {event.name}\ndata: {event.data}"
+            await _write(send, f"{text}\n\n".encode(), more=True)
+        await _write(send, b"", more=False)
 
 
 async def _write(send: Send, body: bytes, *, more: bool) -> None:
