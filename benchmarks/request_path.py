@@ -39,12 +39,18 @@ from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
 ROOT = Path(mars_ray.__file__).parent
 BODY = {"messages": [{"role": "user", "content": "Count to ten."}], "stream": True, "max_tokens": 32}
+WRAPPED = "async_generator_wrapped_value"
+"""Type of what an asynchronous generator returns to the interpreter when it yields."""
 
 
 class Recorder:
     """A profile function that notes the files of functions until `Engine.add`, then the generators that yield."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was noted."""
         self.files: dict[str, None] = {}
         self.generators = Counter[str]()
         self._added = False
@@ -58,11 +64,8 @@ class Recorder:
         if event == "call" and not self._added:
             self.files[name] = None
             self._added = code is Engine.add.__code__
-        elif event == "return" and code.co_flags & inspect.CO_ASYNC_GENERATOR and type(value).__name__ in WRAPPED:
+        elif event == "return" and code.co_flags & inspect.CO_ASYNC_GENERATOR and type(value).__name__ == WRAPPED:
             self.generators[f"{name} {code.co_qualname}"] += 1
-
-
-WRAPPED = ("async_generator_wrapped_value",)
 
 
 async def main() -> None:
@@ -96,7 +99,8 @@ async def main() -> None:
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as http,
     ):
         (await http.post("/v1/chat/completions", json=BODY)).raise_for_status()
-        recorder.__init__()
+        await front.state()  # the engine has ended its step
+        recorder.begin()
         sys.setprofile(recorder)
         answer = await http.post("/v1/chat/completions", json=BODY)
         sys.setprofile(None)

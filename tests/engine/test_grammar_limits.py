@@ -135,11 +135,12 @@ async def storing(grammars: Grammars, room: int, patch: pytest.MonkeyPatch) -> A
 
     patch.setattr(grammar_store, "LEAST_BYTES", 100 << 20)  # more than any of these takes: all count alike
     patch.setattr(grammar_store, "ROOM_BYTES", room * grammar_store.LEAST_BYTES)
-    store = GrammarStore(GrammarChecker(grammars.load()), obey)
+    checker = GrammarChecker(grammars.load())
+    store = GrammarStore(checker, obey)
     try:
         yield store, orders
     finally:
-        await store.close()
+        await checker.close()
 
 
 def test_compiled_grammars_are_kept_by_their_bytes_the_longest_unused_go_first(
@@ -180,7 +181,8 @@ def test_a_grammar_waits_while_those_in_use_fill_the_room(grammars: Grammars, mo
 def test_who_waits_for_a_grammar_hears_that_the_engine_is_gone(grammars: Grammars) -> None:
     async def test() -> None:
         ordered = asyncio.Event()
-        store = GrammarStore(GrammarChecker(grammars.load()), lambda _: ordered.set())
+        checker = GrammarChecker(grammars.load())
+        store = GrammarStore(checker, lambda _: ordered.set())
 
         async def use() -> None:
             async with store.use(regex("a"), ""):
@@ -191,7 +193,7 @@ def test_who_waits_for_a_grammar_hears_that_the_engine_is_gone(grammars: Grammar
         store.lose(ReplicaLostError("gone"))
         with pytest.raises(ReplicaLostError):
             await waiting
-        await store.close()
+        await checker.close()
 
     asyncio.run(test())
 
