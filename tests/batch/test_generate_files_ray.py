@@ -275,6 +275,7 @@ def test_what_is_wrong_with_the_arguments_is_said_before_ray_starts(model_folder
     assert not output.exists()
 
 
+@pytest.mark.slow  # `test_widened_output.py` tests the rule without a cluster
 def test_input_that_grows_by_another_type_and_a_column_gives_one_table(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     options = generate_options(tmp_path / "in", tmp_path / "out", model_folder, sampling=SAMPLING, decode=DECODE)

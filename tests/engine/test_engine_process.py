@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,14 @@ async def main():
 asyncio.run(main())
 """
 """A program without a guard of its main module."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_server() -> Iterator[None]:
+    """Make these tests start a server, because endpoints of other tests share the usual one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_ETAG_TIMEOUT", "8")
+        yield
 
 
 @asynccontextmanager
@@ -82,9 +90,7 @@ def test_closing_ends_an_engine_that_is_stopped() -> None:
     asyncio.run(test())
 
 
-def test_an_engine_starts_after_its_server_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "8")  # a server of its own, because endpoints share the other one
-
+def test_an_engine_starts_after_its_server_was_killed() -> None:
     async def test() -> None:
         async with running() as first:
             first.parent().kill()

@@ -1,6 +1,8 @@
 """A tiny llama and its tokenizer as a .gguf file, written as llama.cpp's converter writes them."""
 
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import gguf
@@ -8,6 +10,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mars_ray.model.sources import gguf_worker
+from mars_ray.model.sources.gguf import MEMORY_BYTES
+from tests.factories.forks import in_fork
 from tests.factories.networks import tiny_network
 from tests.factories.tokenizers import SPECIAL_TOKENS, tiny_tokenizer_json
 
@@ -72,6 +77,17 @@ def write_gguf(network: PreTrainedModel, file: Path, kind: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def convert_in_fork(file: Path, folder: Path) -> str:
+    """Convert as the child process of `convert` does; return what it printed, which is the reason of a failure."""
+    return in_fork(_printed, file, folder)
+
+
+def _printed(file: Path, folder: Path) -> str:
+    with redirect_stdout(StringIO()) as said:
+        gguf_worker.main(file, folder, MEMORY_BYTES)
+    return said.getvalue()
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter) -> None:

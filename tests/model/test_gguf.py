@@ -15,9 +15,8 @@ from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.model.sources import smollm2
-from mars_ray.model.sources.gguf import convert
 from tests.factories.tokenizers import tiny_tokenizer
-from tests.model.gguf_samples import CHAT_TEMPLATE, tiny_llama, write_gguf
+from tests.model.gguf_samples import CHAT_TEMPLATE, convert_in_fork, tiny_llama, write_gguf
 from tests.model.model_samples import PROMPT, logits_of
 
 FolderOf = Callable[[str], Path]
@@ -31,13 +30,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
-    """Converts a file of a kind once: each conversion is a process of its own."""
+    """Converts a file of a kind once."""
 
     @cache
     def made(kind: str) -> Path:
         place = tmp_path_factory.mktemp(kind)
         write_gguf(tiny_llama(torch.float16 if kind == "F16" else torch.float32), place / "tiny.gguf", kind)
-        convert(place / "tiny.gguf", place / "tiny")
+        assert convert_in_fork(place / "tiny.gguf", place / "tiny") == ""
         return place / "tiny"
 
     return made

@@ -22,6 +22,7 @@ from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ControlClient, ModelClients
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient
+from tests.serve.shared_tokenizer import sharing_tokenizer
 
 T = TypeVar("T")
 
@@ -77,8 +78,8 @@ def surround(
     meter = UsageMeter(UsageLedger(usage)) if config.meters_usage else None
 
     def models(link: GatewayMeter | None) -> ServedModels:
-        clients = ModelClients(Endpoint(client, config, folder, link), control)
-        return ServedModels(clients, access=config.access)
+        endpoint = sharing_tokenizer(Endpoint(client, config, folder, link), config, folder)
+        return ServedModels(ModelClients(endpoint, control), access=config.access)
 
     async def work() -> None:
         if (stores := make_stores(config)) is not None:

@@ -34,6 +34,7 @@ from tests.platform.platform_samples import LocalResponseStore
 from tests.serve.endpoint_samples import ANSWER, FOLDER, MESSAGES, LocalControl, config_of
 from tests.serve.key_samples import add_key
 from tests.serve.request_samples import LEAST as SMALLEST
+from tests.serve.shared_tokenizer import sharing_tokenizer
 
 LEAST = {path: {name: value for name, value in body.items() if name != "model"} for path, body in SMALLEST.items()}
 """The least that each route takes from a caller who names no model."""
@@ -169,7 +170,8 @@ async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fiel
     def clients(name: str, config: PlatformConfig) -> ModelClients:
         info = ModelInfo(name=config.model_name, created=1, engine=facts, served_names=config.served_model_names)
         client = found.clients[name] = Client(engine, info)
-        return ModelClients(Endpoint(client, config, FOLDER), LocalControl(config.plan(FOLDER)))
+        endpoint = sharing_tokenizer(Endpoint(client, config, FOLDER), config, FOLDER)
+        return ModelClients(endpoint, LocalControl(config.plan(FOLDER)))
 
     async def make(version: ServedVersion) -> ModelClients:
         return clients(version.application, version.config)

@@ -32,6 +32,7 @@ from mars_ray.serve.http.models import ModelClients, OneModel
 from mars_ray.serve.middleware.access import AccessMiddleware
 from mars_ray.serve.replicas.engine_client import EngineClient, LocalEngineClient
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
+from tests.serve.shared_tokenizer import sharing_tokenizer
 from tests.serve.stalls.stalls import longest_s, watched
 
 MESSAGES = [{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}]
@@ -158,7 +159,8 @@ def served(
                 surrounding = surround(config, wrap(client), control, folder, stored, wrap_meter)
                 gateway = surrounding.gateway
             else:
-                clients = ModelClients(Endpoint(wrap(client), config, folder), control)
+                endpoint = sharing_tokenizer(Endpoint(wrap(client), config, folder), config, folder)
+                clients = ModelClients(endpoint, control)
                 gateway = make_gateway_app(OneModel(clients), config, name="test")
             options = uvicorn.Config(gateway, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=2)
             server = uvicorn.Server(options)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ FOLDER = resolve_model("bundled")
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ünïcode 漢字 \u2028?"}]
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
 HUGE = "{% set ns = namespace(t='x') %}{% for i in range(60) %}{% set ns.t = ns.t + ns.t %}{% endfor %}{{ ns.t }}"
+MISBEHAVING = {
+    ENDLESS: "took more than",
+    HUGE: "too much memory|died on this prompt|refuses it|took more than",
+    "{{ ''.__class__.__mro__ }}": "refuses it",
+    "{{ raise_exception('no such turn') }}": "no such turn",
+}
+"""Templates, and what is said of each."""
 
 
 def model_with(template: str, folder: Path) -> Path:
@@ -27,77 +35,83 @@ def model_with(template: str, folder: Path) -> Path:
     return folder
 
 
-def test_ids_are_those_of_the_tokenizer_in_this_process(bundled: Checkpoint) -> None:
-    async def test() -> None:
-        tokenizer = TokenizerProcess(FOLDER)
-        try:
-            texts = ["Hello.", "", "two\nlines", "<|user|>"]
-            expected = [bundled.tokenizer(text)["input_ids"] for text in texts]
-            assert await tokenizer.encode(texts) == expected
-            rendered = await tokenizer.apply_chat_template(MESSAGES)
-            assert rendered == (ChatEncoder(bundled.tokenizer).prompt(MESSAGES), False)
-            assert await tokenizer.decode(expected[2]) == texts[2]
-        finally:
-            await tokenizer.close()
-
-    asyncio.run(test())
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    """One event loop for the tests that share a process, whose start takes two seconds."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
-def test_many_prompts_at_once_get_each_its_own_answer(bundled: Checkpoint) -> None:
-    async def test() -> None:
-        tokenizer = TokenizerProcess(FOLDER)
-        try:
-            texts = [f"number {n}" for n in range(50)]
-            got = await asyncio.gather(*(tokenizer.encode([text]) for text in texts))
-            assert got == [[bundled.tokenizer(text)["input_ids"]] for text in texts]
-        finally:
-            await tokenizer.close()
-
-    asyncio.run(test())
+@pytest.fixture(scope="module")
+def tokenizer(loop: asyncio.Runner) -> Iterator[TokenizerProcess]:
+    process = TokenizerProcess(FOLDER)
+    yield process
+    loop.run(process.close())
 
 
-def test_a_caller_that_leaves_costs_the_others_nothing(bundled: Checkpoint) -> None:
-    async def test() -> None:
-        tokenizer = TokenizerProcess(FOLDER)
-        try:
-            await tokenizer.start()
-            worker = tokenizer._worker
-            leaving = [asyncio.create_task(tokenizer.encode([f"gone {n}"])) for n in range(20)]
-            await asyncio.sleep(0)
-            for task in leaving:
-                task.cancel()
-            assert await tokenizer.encode(["here"]) == [bundled.tokenizer("here")["input_ids"]]
-            assert tokenizer._worker is worker
-        finally:
-            await tokenizer.close()
-
-    asyncio.run(test())
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        (ENDLESS, "took more than"),
-        (HUGE, "too much memory|died on this prompt|refuses it|took more than"),
-        ("{{ ''.__class__.__mro__ }}", "refuses it"),
-        ("{{ raise_exception('no such turn') }}", "no such turn"),
-    ],
-)
-def test_a_template_that_misbehaves_fails_its_request_and_the_next_one_is_served(
-    template: str, said: str, tmp_path: Path
+def test_ids_are_those_of_the_tokenizer_in_this_process(
+    loop: asyncio.Runner, tokenizer: TokenizerProcess, bundled: Checkpoint
 ) -> None:
-    when = "{% if messages[0]['content'] == 'bad' %}" + template + "{% else %}fine{% endif %}"
-
     async def test() -> None:
-        tokenizer = TokenizerProcess(model_with(when, tmp_path / "model"))
-        try:
-            with pytest.raises(RequestError, match=said):
-                await tokenizer.apply_chat_template([{"role": "user", "content": "bad"}])
-            assert await tokenizer.apply_chat_template([{"role": "user", "content": "good"}])
-        finally:
-            await tokenizer.close()
+        texts = ["Hello.", "", "two\nlines", "<|user|>"]
+        expected = [bundled.tokenizer(text)["input_ids"] for text in texts]
+        assert await tokenizer.encode(texts) == expected
+        rendered = await tokenizer.apply_chat_template(MESSAGES)
+        assert rendered == (ChatEncoder(bundled.tokenizer).prompt(MESSAGES), False)
+        assert await tokenizer.decode(expected[2]) == texts[2]
 
-    asyncio.run(test())
+    loop.run(test())
+
+
+def test_many_prompts_at_once_get_each_its_own_answer(
+    loop: asyncio.Runner, tokenizer: TokenizerProcess, bundled: Checkpoint
+) -> None:
+    async def test() -> None:
+        texts = [f"number {n}" for n in range(50)]
+        got = await asyncio.gather(*(tokenizer.encode([text]) for text in texts))
+        assert got == [[bundled.tokenizer(text)["input_ids"]] for text in texts]
+
+    loop.run(test())
+
+
+def test_a_caller_that_leaves_costs_the_others_nothing(
+    loop: asyncio.Runner, tokenizer: TokenizerProcess, bundled: Checkpoint
+) -> None:
+    async def test() -> None:
+        await tokenizer.start()
+        worker = tokenizer._worker
+        leaving = [asyncio.create_task(tokenizer.encode([f"gone {n}"])) for n in range(20)]
+        await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        assert await tokenizer.encode(["here"]) == [bundled.tokenizer("here")["input_ids"]]
+        assert tokenizer._worker is worker
+
+    loop.run(test())
+
+
+@pytest.fixture(scope="module")
+def misbehaving(loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProcess]:
+    """A tokenizer whose template misbehaves if a message is a number, by the number."""
+    cases = "".join(
+        f"{{% if messages[0]['content'] == '{number}' %}}{template}{{% endif %}}"
+        for number, template in enumerate(MISBEHAVING)
+    )
+    process = TokenizerProcess(model_with(f"{cases}fine", tmp_path_factory.mktemp("misbehaving") / "model"))
+    yield process
+    loop.run(process.close())
+
+
+@pytest.mark.parametrize(("number", "said"), list(enumerate(MISBEHAVING.values())))
+def test_a_template_that_misbehaves_fails_its_request_and_the_next_one_is_served(
+    loop: asyncio.Runner, misbehaving: TokenizerProcess, number: int, said: str
+) -> None:
+    async def test() -> None:
+        with pytest.raises(RequestError, match=said):
+            await misbehaving.apply_chat_template([{"role": "user", "content": str(number)}])
+        assert await misbehaving.apply_chat_template([{"role": "user", "content": "good"}])
+
+    loop.run(test())
 
 
 async def run_what_is_due() -> None:
@@ -159,19 +173,17 @@ def test_the_exit_status_of_a_process_is_known_once_nothing_can_be_received() ->
     asyncio.run(test())
 
 
-def test_a_process_that_is_killed_is_started_again(bundled: Checkpoint) -> None:
+def test_a_process_that_is_killed_is_started_again(
+    loop: asyncio.Runner, tokenizer: TokenizerProcess, bundled: Checkpoint
+) -> None:
     async def test() -> None:
-        tokenizer = TokenizerProcess(FOLDER)
-        try:
-            await tokenizer.start()
-            assert tokenizer._worker is not None
-            tokenizer._worker.process.kill()
-            await tokenizer._worker.process.wait()
-            assert await tokenizer.encode(["a"]) == [bundled.tokenizer("a")["input_ids"]]
-        finally:
-            await tokenizer.close()
+        await tokenizer.start()
+        assert tokenizer._worker is not None
+        tokenizer._worker.process.kill()
+        await tokenizer._worker.process.wait()
+        assert await tokenizer.encode(["a"]) == [bundled.tokenizer("a")["input_ids"]]
 
-    asyncio.run(test())
+    loop.run(test())
 
 
 def test_a_folder_without_a_tokenizer_says_so_at_the_start(tmp_path: Path) -> None:
@@ -185,27 +197,26 @@ def test_a_folder_without_a_tokenizer_says_so_at_the_start(tmp_path: Path) -> No
     asyncio.run(test())
 
 
-def test_a_key_with_one_prompt_waits_for_no_more_than_one_of_another_key() -> None:
+def test_a_key_with_one_prompt_waits_for_no_more_than_one_of_another_key(
+    loop: asyncio.Runner, tokenizer: TokenizerProcess
+) -> None:
     async def test() -> None:
-        tokenizer, done = TokenizerProcess(FOLDER), []
+        done: list[str] = []
 
         async def encode(key: str, text: str) -> None:
             await tokenizer.encode([text], key)
             done.append(key)
 
-        try:
-            await tokenizer.start()
-            many = [asyncio.create_task(encode("many", "long " * 2000)) for _ in range(20)]
-            while not done:
-                await asyncio.sleep(0)
-            before = len(done)
-            await encode("one", "hello")
-            assert done.index("one") - before <= 2  # one was on its way, and may have ended just before
-            await asyncio.gather(*many)
-        finally:
-            await tokenizer.close()
+        await tokenizer.start()
+        many = [asyncio.create_task(encode("many", "long " * 2000)) for _ in range(20)]
+        while not done:
+            await asyncio.sleep(0)
+        before = len(done)
+        await encode("one", "hello")
+        assert done.index("one") - before <= 2  # one was on its way, and may have ended just before
+        await asyncio.gather(*many)
 
-    asyncio.run(test())
+    loop.run(test())
 
 
 def test_keys_take_turns_and_those_who_left_are_passed_over() -> None:

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from mars_ray.engine.stats.lookahead import Lookahead, interpolate, look_ahead
 
@@ -296,6 +295,8 @@ class Profile:
 
 def _geometric(tokens_per_forward: float, masks: int) -> Counts:
     """Return acceptance shares [masks] that form a geometric series with the sum `tokens_per_forward` - 1."""
+    from scipy.optimize import brentq  # takes half a second, and gateways, decoders and controllers do not need it
+
     gained = min(max(tokens_per_forward - 1, 0.0), float(masks))
     powers_K = np.arange(1, masks + 1)
     part = brentq(lambda part: float((part**powers_K).sum()) - gained, 0.0, 1.0)

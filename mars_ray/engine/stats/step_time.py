@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 STEPS_PER_KIND = 12
 """Number of the latest steps that are kept for each kind."""
@@ -153,6 +152,8 @@ def _usual(
 
     Relative errors give little weight to steps that other processes slowed down.
     """
+    from scipy.optimize import nnls  # takes half a second, and gateways, decoders and controllers do not need it
+
     parts_7, _ = nnls(work_S7 / seconds_S[:, None], np.ones(len(seconds_S)))
     return parts_7, (work_S7 @ parts_7).clip(min=CLOCK_S)
 
