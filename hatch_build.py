@@ -30,8 +30,8 @@ class KernelHook(BuildHookInterface[BuilderConfig]):
         if version == "editable":
             return
         sys.path.insert(0, self.root)
-        from mars_ray.engine.kernels.compiler import find_compiler
         from mars_ray.engine.kernels.families import FAMILIES, KernelError, machine
+        from mars_ray.engine.kernels.library_file import find_compiler
 
         platforms = {"linux": ("x86_64", "arm64"), "darwin": ("arm64",)}
         if machine() not in platforms.get(sys.platform, ()):
@@ -65,9 +65,8 @@ class KernelHook(BuildHookInterface[BuilderConfig]):
 
     def _compile(self, compiler: str, family: "KernelFamily") -> Path | None:
         """Return the library of a family, or None if the compiler does not support its instructions."""
-        from mars_ray.engine.kernels.compiler import SUFFIX, compile_kernels
         from mars_ray.engine.kernels.families import KernelError
-        from mars_ray.engine.kernels.library_file import library_name, recipe_digest
+        from mars_ray.engine.kernels.library_file import SUFFIX, compile_kernels, library_name, recipe_digest
 
         assert self._folder
         library = Path(self._folder.name) / f"{family.name}{SUFFIX}"

@@ -146,7 +146,7 @@ def first_question(text: Conversation) -> Conversation:
 def quality(checkpoint: Checkpoint, folder: Path, adapter: Path, questions: list[Question], tokens: int) -> Json:
     """Return agreement with the base and accuracy of the answers at each setting."""
     weights = load_adapter(adapter, folder)
-    engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH, compiled=False), adapters=unnamed(weights))
+    engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH), adapters=unnamed(weights))
     answers: dict[str, list[OfflineResult]] = {}
     with ProgressLine("answers", total=len(SETTINGS)) as progress:
         for number, setting in enumerate(SETTINGS):

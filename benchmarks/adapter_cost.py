@@ -79,7 +79,7 @@ def record_forwards(
     """Decode `callers` requests; return the last forwards, and the seconds their steps spent outside the forward."""
     forwards: list[ForwardBatch] = []
     seconds = 0.0
-    run = engine._runner.run
+    run = engine._forwards.runner.run
 
     def record_forward(batch: ForwardBatch) -> ForwardOutput:
         nonlocal seconds
@@ -99,12 +99,12 @@ def record_forwards(
         sampling = SamplingParams(max_tokens=4 * STEPS, ignore_eos=True)
         engine.add(Request(id=str(number), prompt=prompt, sampling=sampling, decode=decode))
     overheads_s = []
-    engine._runner.run = record_forward  # type: ignore[method-assign]
+    engine._forwards.runner.run = record_forward  # type: ignore[method-assign]
     for _ in range(STEPS):
         started_s = time.perf_counter()
         engine.step()
         overheads_s.append(time.perf_counter() - started_s - seconds)
-    engine._runner.run = run  # type: ignore[method-assign]
+    engine._forwards.runner.run = run  # type: ignore[method-assign]
     return forwards[-TIMED_STEPS:], overheads_s[-TIMED_STEPS:]
 
 
@@ -117,7 +117,7 @@ def measure(engine: Engine, forwards: Sequence[ForwardBatch], overheads_s: Seque
             round_s = []
             for with_adapter, without in pairs:
                 started_s = time.perf_counter()
-                engine._runner.run(with_adapter if adapted else without)
+                engine._forwards.runner.run(with_adapter if adapted else without)
                 round_s.append(time.perf_counter() - started_s)
             times[adapted].append(round_s)
     # Other processes only make a forward longer, so take the minimum.
@@ -155,7 +155,7 @@ def main() -> None:
     for rank in map(int, arguments.ranks.split(",")):
         for batch in map(int, arguments.batch.split(",")):
             checkpoint = load_checkpoint(folder, dtype=getattr(torch, dtype.name))
-            options = EngineOptions(max_num_seqs=batch, compiled=False, quantize=quantize)
+            options = EngineOptions(max_num_seqs=batch, quantize=quantize)
             engine = Engine(checkpoint, options, adapters={None: random_adapter(checkpoint, rank)}, consume=True)
             teach(engine, right_shares)
             row = {"rank": rank, "batch": batch} | measure(

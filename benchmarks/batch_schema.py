@@ -51,7 +51,6 @@ def main() -> None:
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(resolve_model("bundled"))
     engine = Engine(checkpoint, EngineOptions(max_waiting_seqs=arguments.rows))
-    engine.wait_until_compiled()
     encoder = ChatEncoder(checkpoint.tokenizer)
     rows = list(islice(examples(FAMILIES[TASK], "heldout", 0), arguments.rows))
     report: dict[str, Any] = {

@@ -108,7 +108,6 @@ def bare_engine(source: Path) -> float:
     row_format = PlainFormat(settings, checkpoint.tokenizer)
     requests = [row_format.parse(str(n), raw).request for n, raw in enumerate(source.read_bytes().splitlines())]
     engine = Engine(checkpoint, EngineOptions())
-    engine.wait_until_compiled()
     pace = []
     for chunks in run_steps(engine, requests):
         tokens = sum(chunk.finished.tokens for chunk in chunks if chunk.finished)

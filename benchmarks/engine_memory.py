@@ -111,7 +111,7 @@ def own_mib(process: psutil.Process) -> float:
 async def measure(rounds: int, requests: int) -> list[dict[str, float]]:
     """Return the memory before the first round and after each round."""
     folder = resolve_model("bundled")
-    spec = EngineSpec(folder=folder, dtype="float32", threads=2, options=EngineOptions(compiled=False))
+    spec = EngineSpec(folder=folder, dtype="float32", threads=2, options=EngineOptions())
     engine, _ = await AsyncEngine.start(spec)
     tokenizer = TokenizerProcess(folder)
     await tokenizer.start()

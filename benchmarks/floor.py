@@ -202,7 +202,6 @@ def bench_floor(name: str, batches: Sequence[int], dtype: DtypeOrAuto) -> dict[s
         for block in (1, BLOCK)
     }
     engine = Engine(replace(case.checkpoint), EngineOptions(max_num_seqs=max(batches)))
-    engine.wait_until_compiled()
     rows = []
     table = Table(
         title=f"{name}, {case.dtype.name}: engine step and its floor, {CONTEXT} tokens cached, one thread, in ms"

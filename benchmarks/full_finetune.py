@@ -57,7 +57,7 @@ def judge_answers(checkpoint: Checkpoint, base: Checkpoint, arguments: argparse.
     """Return tokens per forward, agreement with the base and accuracy by setting."""
     arguments.workload = workload
     questions = read_questions(arguments, ChatEncoder(checkpoint.tokenizer))[: arguments.prompts]
-    engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH, compiled=False))
+    engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH))
     figures: dict[str, Json] = {}
     for setting in SETTINGS if checkpoint is not base and workload == "general" else (AR,):
         decode = setting.decode if setting is AR else replace(setting.decode, block=engine.block)

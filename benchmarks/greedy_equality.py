@@ -134,7 +134,7 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
     random.Random(0).shuffle(texts)
     encoded = (encoder.prompt(first_question(text)) for text in texts)
     prompts = [prompt for prompt in encoded if len(prompt) <= PROMPT_TOKENS_MAX][: arguments.count]
-    options = EngineOptions(max_num_seqs=arguments.batch, compiled=False)
+    options = EngineOptions(max_num_seqs=arguments.batch)
     engine = Engine(checkpoint, options, adapters=unnamed(adapter))
     started_s = time.perf_counter()
     answers, forwards = engine_answers(engine, prompts, room, exact_of(engine) if adapter else AR, drawn=False)

@@ -299,7 +299,7 @@ def serve(sender: Connection) -> None:
     from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 
     async def run() -> None:
-        config = parse_config(ServeConfig, {"engine": {"compiled": False}})
+        config = parse_config(ServeConfig, {})
         folder = resolve_model("bundled")
         engine, facts = await AsyncEngine.start(config.engine_spec(folder))
         info = ModelInfo(name=config.model_name, created=1, engine=facts)

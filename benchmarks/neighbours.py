@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.cli.shared import write_json
-from mars_ray.engine.core.start import start_engine
+from mars_ray.engine.core.load import start_engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.engine_process import SPIN

@@ -24,7 +24,7 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kv.cache import SlotKVCache
-from mars_ray.engine.kv.forward_batch import ForwardBatch
+from mars_ray.engine.kv.forward_batch import ForwardBatch, SlotSpan
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -123,11 +123,8 @@ def _batch_of(id_N: torch.Tensor, pick_M: torch.Tensor) -> ForwardBatch:
         behind_N=zero_N,
         offset_N=none_N,
         adapter_N=none_N,
-        back_N=position_N,
         pick_M=pick_M,
-        where_RP=position_N[None],
-        column_C=position_N,
-        prefill=None,
+        spans=[SlotSpan(0, len(id_N), len(id_N))],
         kv_tokens=0,
     )
 

@@ -103,7 +103,6 @@ class _EngineAlone:
         self._prompts = [tuple(encoder.prompt(list(request.messages))) for request in planned]
         self._clients = clients
         self._engine = Engine(checkpoint, engine_options)
-        self._engine.wait_until_compiled()
 
     def run(self) -> Sample:
         """Decode all prompts, up to `clients` of them at a time."""

@@ -1,4 +1,4 @@
-"""Measure this machine for `mars-ray simulate`, with the real engine and compiled steps.
+"""Measure this machine for `mars-ray simulate`, with the real engine.
 
     python -m benchmarks.simulated_machine --output machine.json
 
@@ -64,7 +64,6 @@ def measure(model: str, threads: int) -> Machine:
 def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[[], float]) -> tuple[StepTime, Engine]:
     """Time steps with few and many sequences, short and long prompts, small and large blocks."""
     engine = Engine(checkpoint, EngineOptions(threshold=0.95), clock=clock)
-    engine.wait_until_compiled()
     encoder = ChatEncoder(checkpoint.tokenizer)
     random_source = random.Random(0)
     texts = Texts(prompts, random_source)
@@ -93,7 +92,7 @@ def _times(checkpoint: Checkpoint, prompts: list[Conversation], clock: Callable[
 
 def _point(checkpoint: Checkpoint, prompts: list[Conversation], threshold: float) -> ProfilePoint:
     """Decode all prompts at one threshold with the full block; return the profile point of the engine."""
-    engine = Engine(checkpoint, EngineOptions(threshold=threshold, compiled=False))
+    engine = Engine(checkpoint, EngineOptions(threshold=threshold))
     encoder = ChatEncoder(checkpoint.tokenizer)
     requests = [
         Request(

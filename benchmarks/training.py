@@ -40,8 +40,7 @@ from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import IGNORE, PADDING, PackedRows, clean_stream, mars_streams, random_phases
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
-from mars_ray.training.allocator import keep_freed_memory
-from mars_ray.training.step import train_step
+from mars_ray.training.step import keep_freed_memory, train_step
 
 WAYS = ("transformers ar", "ar", "dense mars", "mars", "mars checkpointing", "adapter")
 FIGURES = ("tokens_per_s", "peak_mib", "process_peak_mib")

@@ -74,7 +74,7 @@ def link_to(storage: str, use_ray: bool) -> MeterLink:
 
 async def gateways(stack: AsyncExitStack, link: MeterLink) -> Mapping[str, httpx2.AsyncClient]:
     """Return a client of each gateway; all gateways share one engine."""
-    config = parse_config(ServeConfig, {"engine": {"compiled": False}})
+    config = parse_config(ServeConfig, {})
     folder = resolve_model("bundled")
     engine, facts = await AsyncEngine.start(config.engine_spec(folder))
     info = ModelInfo(name=config.model_name, created=1, engine=facts)

@@ -16,7 +16,7 @@ SAMPLING = SamplingParams(max_tokens=96)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("bundled", compiled=False) as opened:
+    with LLM("bundled") as opened:
         yield opened
 
 

@@ -69,7 +69,6 @@ def ratios(samples: Mapping[str, list[Sample]]) -> list[Ratio]:
     best = max(caches, key=lambda name: median(sample.tokens_per_s for sample in samples[name]))
     pairs = [
         ("ar", "generate"),
-        ("ar, eager", "generate"),
         ("ar", "generate_batch"),
         (OURS, "ar"),
         ("exact", "ar"),

@@ -72,13 +72,9 @@ def subject(name: str, requests: int, dtype: DtypeOrAuto, seed: int = 0) -> Subj
 def contenders(case: Subject, batch: int) -> tuple[dict[str, Contender], dict[str, str]]:
     """Return the decoders for up to `batch` requests at once, and the reasons why others cannot run."""
     decoders: dict[str, Contender] = {
-        "ar, eager": engine_contender(case, batch, DecodeParams(mode=Mode.AR), compiled=False),
         "ar": engine_contender(case, batch, DecodeParams(mode=Mode.AR)),
         f"threshold {THRESHOLD}": engine_contender(case, batch, DecodeParams(threshold=THRESHOLD)),
         "exact": engine_contender(case, batch, DecodeParams(mode=Mode.EXACT)),
-        f"threshold {THRESHOLD}, eager": engine_contender(
-            case, batch, DecodeParams(threshold=THRESHOLD), compiled=False
-        ),
         "generate": lambda: _peer(
             generate_static(
                 case.checkpoint.network, case.workload.prompts, case.workload.lengths, batch, stop_ids=case.stop_ids
@@ -100,12 +96,11 @@ def contenders(case: Subject, batch: int) -> tuple[dict[str, Contender], dict[st
     return decoders, unavailable
 
 
-def engine_contender(case: Subject, batch: int, decoding: DecodeParams, compiled: bool = True) -> Contender:
-    """Return our engine with up to `batch` requests at once, with compiled steps if possible."""
+def engine_contender(case: Subject, batch: int, decoding: DecodeParams) -> Contender:
+    """Return our engine with up to `batch` requests at once."""
     checkpoint = replace(case.checkpoint, network=deepcopy(case.checkpoint.network))
-    options = EngineOptions(max_num_seqs=batch, compiled=compiled)
+    options = EngineOptions(max_num_seqs=batch)
     engine = ReplayEngine(checkpoint, options, case.scripts) if case.scripts else Engine(checkpoint, options)
-    engine.wait_until_compiled()
 
     def run() -> Sample:
         engine.clear_cache()

@@ -20,7 +20,7 @@ class ReplayEngine(Engine):
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions, scripts: list[Script]) -> None:
         super().__init__(checkpoint, options)
-        self._runner: ModelRunner = _Replay(self._runner, self._slots, scripts)
+        self._forwards.runner = _Replay(self._forwards.runner, self._slots, scripts)
 
 
 class _Replay:
@@ -46,7 +46,7 @@ class _Replay:
         picks = batch.pick_M
         for slot, position in zip(batch.slot_N[picks].tolist(), batch.position_N[picks].tolist(), strict=True):
             sequence = cast(Sequence, self._slots.owner(slot))
-            last = len(sequence.tokens) + len(sequence.draft_tokens) - 1
+            last = len(sequence.tokens) + len(sequence.drafts.tokens) - 1
             script = self._scripts[int(sequence.request.id)]
             index = min(position, last) + 1 - sequence.num_prompt_tokens
             script_tokens = script.tokens_SW
@@ -56,10 +56,6 @@ class _Replay:
             tokens.append(int(script_tokens[index, column]))
             confidences.append(float(script_confidences[index, column]))
         return replace(output, tokens=tokens, confidences=confidences)
-
-    def wait_until_compiled(self) -> None:
-        """Wait until the steps of the wrapped runner are compiled."""
-        self._runner.wait_until_compiled()
 
     def close(self) -> None:
         """Close the wrapped runner."""

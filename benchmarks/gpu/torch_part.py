@@ -51,7 +51,7 @@ def engine_on(device: str, folder: Path, dtype: torch.dtype, max_num_seqs: int) 
     checkpoint = load_checkpoint(folder, dtype=dtype, device=device)
     network = checkpoint.network
     network.__class__ = type("ThroughTorch", (type(network),), {})  # the kernels refuse classes that they do not know
-    engine = Engine(checkpoint, EngineOptions(max_num_seqs=max_num_seqs, compiled=False))
+    engine = Engine(checkpoint, EngineOptions(max_num_seqs=max_num_seqs))
     assert engine.kernels.startswith("torch"), engine.kernels
     return engine
 
@@ -98,13 +98,13 @@ class StepTimer:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._run = engine._runner.run
-        self._pack = engine._packer.pack
+        self._run = engine._forwards.runner.run
+        self._pack = engine._forwards.packer.pack
         self._parts_s = {"pack": 0.0, "forward": 0.0}
         self.batches: list[ForwardBatch] = []
         """The inputs of each forward."""
-        engine._runner.run = self._timed_run  # type: ignore[method-assign]
-        engine._packer.pack = self._timed_pack  # type: ignore[method-assign]
+        engine._forwards.runner.run = self._timed_run  # type: ignore[method-assign]
+        engine._forwards.packer.pack = self._timed_pack  # type: ignore[method-assign]
 
     def _timed_run(self, batch: ForwardBatch) -> ForwardOutput:
         started_s = time.perf_counter()

@@ -22,17 +22,12 @@ class OwnEngine:
     Raises a `ModelError` if the model cannot be quantised.
     """
 
-    def __init__(
-        self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None, *, compiled: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None) -> None:
         self.name = f"mars-ray {quantize or 'bfloat16'}"
         self.bits = BITS[quantize]
-        options = EngineOptions(
-            max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize, compiled=compiled
-        )
+        options = EngineOptions(max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize)
         began_s = time.perf_counter()
         self._engine, _ = load_engine(check_folder(folder, "bfloat16"), options)
-        self._engine.wait_until_compiled()
         self.load_seconds = time.perf_counter() - began_s
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:

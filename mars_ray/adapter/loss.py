@@ -13,7 +13,7 @@ from mars_ray.adapter.forward import ATTENTION, MaskLogits, mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.adapter.sampler_head import Candidates, likeliest
-from mars_ray.method.cross_entropy import cross_entropies
+from mars_ray.method.loss import cross_entropies
 from mars_ray.method.streams import IGNORE, PackedRows, Streams
 
 

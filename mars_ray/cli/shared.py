@@ -67,7 +67,6 @@ VllmArg = Annotated[
     list[str] | None,
     typer.Option(help="Argument of vLLM, such as gpu_memory_utilization=0.8; repeat it for several."),
 ]
-Compiled = Annotated[bool, typer.Option(help="Compile the decoding step in the background.")]
 
 WITH_ERRORS = 3
 """Exit code of a complete job that has rows with errors."""
@@ -97,11 +96,10 @@ def _worker_options(
     gpus: Gpus = 0.0,
     dtype: Dtype = "auto",
     quantize: QuantizeOption = None,
-    compiled: Compiled = True,
 ) -> "WorkerOptions":
     from mars_ray.batch.run.options import WorkerOptions
 
-    return WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize, compiled=compiled)
+    return WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize)
 
 
 def vllm_options(tensor_parallel_size: int | None, vllm_arg: list[str] | None) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
         input=(str(questions),),
         output=output / "answers",
         sampling=SAMPLING,
-        workers=WorkerOptions(compiled=False),
+        workers=WorkerOptions(),
     )
     report = generate_files(options)
     verdicts: dict[str, list[bool]] = {setting.name: [] for setting in SETTINGS}
@@ -118,7 +118,7 @@ def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
 def show_comparison(report: JobReport, results: Sequence[SettingResult], console: Console) -> None:
     """Print a table of the settings for each number of callers."""
     caption = (
-        f"Medians of {ROUNDS} rounds in turns on a warm engine, without compiled steps. The job of {report.rows} rows "
+        f"Medians of {ROUNDS} rounds in turns on a warm engine. The job of {report.rows} rows "
         f"decoded {report.tokens_per_s:,.0f} tokens/s over all settings."
     )
     caption = " ".join([caption, *notes(results)])
@@ -176,9 +176,7 @@ def _speeds(checkpoint: Checkpoint, callers: int, rows: Sequence[Mapping[str, An
     torch.set_num_threads(1)  # more threads gain nothing for a model of this size
     encoder = ChatEncoder(checkpoint.tokenizer)
     prompts: list[TimedPrompt] = [(tuple(encoder.prompt(row["messages"])), SAMPLING) for row in rows]
-    # The steps are not compiled, because compilation takes longer than the whole demo and all rounds must run the same
-    # steps.
-    engine = Engine(checkpoint, EngineOptions(max_num_seqs=callers, compiled=False))
+    engine = Engine(checkpoint, EngineOptions(max_num_seqs=callers))
     try:
         candidates = {setting.name: partial(sample_speed, engine, prompts, setting) for setting in SETTINGS}
         with ProgressLine(f"measure, {callers} at a time", total=len(SETTINGS) * (ROUNDS + 1)) as progress:

@@ -55,8 +55,7 @@ class Track:
         self._settings = settings_at(threshold)
         self._sampling = SamplingParams(max_tokens=max_tokens)
         self._rounds = rounds
-        # Compilation takes longer than a race, and rounds with and without compiled steps are not comparable.
-        options = EngineOptions(max_num_seqs=1, compiled=False)
+        options = EngineOptions(max_num_seqs=1)
         self._engine, checkpoint = load_engine(resolved, options, unnamed(decoding.adapter))
         self._encoder = ChatEncoder(checkpoint.tokenizer)
         with_adapter = f" with the adapter {adapter}" if adapter else ""

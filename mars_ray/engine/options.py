@@ -60,8 +60,6 @@ class EngineTuning:
     adapter_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Memory of adapters with a name, in GiB. Adapters beyond it leave the memory in least-recently-used order, when no
     request uses them, and return with the next request for them. None keeps all in memory."""
-    compiled: bool = True
-    """Compile steps in the background, if they run through torch and a compiler is present."""
     rehearse: Annotated[str, AfterValidator(_checked_machine)] | None = None
     """Machine and network whose step times the engine takes, such as 'h200/qwen2.5-7b', or a YAML file that every node
     has. Faster steps wait, and slower steps are counted. None takes the time of this machine."""

@@ -43,7 +43,6 @@ class EvaluationPlan(_Frozen):
     """Digest of all prompts and references."""
     settings: tuple[str, ...]
     temperature: float
-    compiled: bool
 
 
 class PairedComparison(_Frozen):

@@ -61,7 +61,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         if self.tokenizer.eos_token_id is None:
             raise ModelError(f"{settings.model}: the tokenizer has no end-of-sequence token, which likelihoods need.")
         # Compiled steps round differently and become available at any time, so answers would depend on timing.
-        options = EngineOptions(compiled=False, max_request_tokens=self.max_length)
+        options = EngineOptions(max_request_tokens=self.max_length)
         self._engine = Engine(self._checkpoint, options)
         self._decode = settings.decode(block=self._engine.block)
         LOG.info(

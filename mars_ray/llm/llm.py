@@ -9,9 +9,8 @@ from typing import Any, Self
 
 from mars_ray.adapter.card import resolve_adapter, resolve_adapters, unnamed
 from mars_ray.engine.core.adapters import LoadedAdapter
-from mars_ray.engine.core.load import best_device
+from mars_ray.engine.core.load import best_device, start_engine
 from mars_ray.engine.core.offline import run_steps
-from mars_ray.engine.core.start import start_engine
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode

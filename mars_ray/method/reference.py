@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mars_ray.errors import ConfigError
 from mars_ray.method.acceptance import confidence
 from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE, masks_behind_drafts
 from mars_ray.method.metric import Metric, least_probability, passes
@@ -27,7 +26,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:
-    """Options of `decode`. Raises `ConfigError` for values out of range."""
+    """Options of `decode`."""
 
     mode: Literal["ar", "threshold"] = "threshold"
     threshold: float = 0.95
@@ -38,16 +37,6 @@ class DecodeOptions:
     max_tokens: int = 256
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end a sequence; the stop token is the last of the returned tokens."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("ar", "threshold"):
-            raise ConfigError(f"mode is {self.mode!r}; choose 'ar' or 'threshold'.")
-        upper = float("inf") if self.metric is Metric.ENTROPY else 1.0
-        if not 0 <= self.threshold <= upper:
-            raise ConfigError(f"threshold is {self.threshold}; it must be from 0 to {upper} for {self.metric.value}.")
-        for name in ("block", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
     @property
     def masks(self) -> int:

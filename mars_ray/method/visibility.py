@@ -7,25 +7,24 @@ noisy token sees its own block up to itself, and the clean tokens of earlier blo
 sees another example.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from mars_ray.method.streams import Streams
 
+Select = Callable[[Tensor], Tensor]
+"""Selects the values of queries, or those of keys, from a field [R, S] of the streams."""
 
-def may_attend(
-    *,
-    same_example: Tensor,
-    causal: Tensor,
-    same_block: Tensor,
-    earlier_block: Tensor,
-    query_noisy: Tensor,
-    key_noisy: Tensor,
-) -> Tensor:
-    """Return whether each query may attend to each key. All arguments are boolean tensors that broadcast together.
 
-    `causal` means key position <= query position, and `earlier_block` means key block < query block.
-    """
+def may_attend(streams: Streams, query: Select, key: Select) -> Tensor:
+    """Return whether each query may attend to each key. What `query` and `key` select must broadcast together."""
+    same_example = query(streams.example_RS) == key(streams.example_RS)
+    causal = key(streams.position_RS) <= query(streams.position_RS)
+    same_block = query(streams.block_RS) == key(streams.block_RS)
+    earlier_block = key(streams.block_RS) < query(streams.block_RS)
+    query_noisy, key_noisy = query(streams.noisy_RS), key(streams.noisy_RS)
     seen_by_clean = ~key_noisy & causal
     seen_by_noisy = (key_noisy & same_block & causal) | (~key_noisy & earlier_block)
     return same_example & ((query_noisy & seen_by_noisy) | (~query_noisy & seen_by_clean))
@@ -36,21 +35,7 @@ def dense_mask(streams: Streams) -> Tensor:
 
     A padding slot sees itself and the padding before it, so no row of the mask is empty.
     """
-
-    def query(field_RS: Tensor) -> Tensor:
-        return field_RS[:, None, :, None]
-
-    def key(field_RS: Tensor) -> Tensor:
-        return field_RS[:, None, None, :]
-
-    return may_attend(
-        same_example=query(streams.example_RS) == key(streams.example_RS),
-        causal=key(streams.position_RS) <= query(streams.position_RS),
-        same_block=query(streams.block_RS) == key(streams.block_RS),
-        earlier_block=key(streams.block_RS) < query(streams.block_RS),
-        query_noisy=query(streams.noisy_RS),
-        key_noisy=key(streams.noisy_RS),
-    )
+    return may_attend(streams, lambda field_RS: field_RS[:, None, :, None], lambda field_RS: field_RS[:, None, None, :])
 
 
 def flex_mask(streams: Streams) -> BlockMask:
@@ -58,13 +43,6 @@ def flex_mask(streams: Streams) -> BlockMask:
     R, S = streams.tokens_RS.shape
 
     def mask_mod(row: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return may_attend(
-            same_example=streams.example_RS[row, q] == streams.example_RS[row, k],
-            causal=streams.position_RS[row, k] <= streams.position_RS[row, q],
-            same_block=streams.block_RS[row, q] == streams.block_RS[row, k],
-            earlier_block=streams.block_RS[row, k] < streams.block_RS[row, q],
-            query_noisy=streams.noisy_RS[row, q],
-            key_noisy=streams.noisy_RS[row, k],
-        )
+        return may_attend(streams, lambda field_RS: field_RS[row, q], lambda field_RS: field_RS[row, k])
 
     return create_block_mask(mask_mod, B=R, H=None, Q_LEN=S, KV_LEN=S, device=str(streams.tokens_RS.device))

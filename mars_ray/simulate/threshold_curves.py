@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mars_ray.engine.stats.lookahead import Lookahead
+from mars_ray.engine.stats.profile import Lookahead
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.queues import Floats, Ints

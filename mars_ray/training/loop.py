@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
+from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
 from mars_ray.adapter.loss import AdapterLoss, HeldoutAgreement, heldout_agreement
@@ -24,20 +25,18 @@ from mars_ray.errors import DivergedError
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
-from mars_ray.model.card import CARD_FILE
+from mars_ray.model.card import CARD_FILE, Card, library_versions
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
+from mars_ray.model.digest import folder_digest, weights_digest
+from mars_ray.model.resolve import model_label
 from mars_ray.model.sources.store import folder_here
 from mars_ray.storage.whole_file import write_folder
-from mars_ray.training.allocator import keep_freed_memory
-from mars_ray.training.cards import adapter_card, model_card
-from mars_ray.training.checkpoint import RunState, Trainee, load_state, save_state
+from mars_ray.training.checkpoint import RunState, Trainee, load_state, save_state, shard, unsharded
 from mars_ray.training.config import ComputeSection, TrainConfig
-from mars_ray.training.lookahead import HeldoutLookahead, look_ahead
 from mars_ray.training.metrics import StepMetrics, open_metrics
 from mars_ray.training.run_folder import RunFolder
 from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
-from mars_ray.training.sharding import shard, unsharded
-from mars_ray.training.step import train_step
+from mars_ray.training.step import HeldoutLookahead, keep_freed_memory, look_ahead, train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
 FLEX_TILE = 128
@@ -274,10 +273,46 @@ class TrainingRun:
         whole = unsharded(network) if self._trainee.sharded else network
         if whole is None or not self._accelerator.is_main_process:
             return
+        save: Callable[[Path], None]
         if self._adapter:
-            adapted = adapter_card(self._config, self._base, self._data, state, losses)
-            write_folder(self._folder.model, partial(save_adapter, self._adapter, adapted), last=CARD_FILE)
-            return
-        card = model_card(self._config, self._base, self._checkpoint, self._data, state, losses)
-        trained = replace(self._checkpoint, network=whole, card=card)
-        write_folder(self._folder.model, partial(save_checkpoint, trained), last=CARD_FILE)
+            save = partial(save_adapter, self._adapter, self._adapter_card(state, losses))
+        else:
+            trained = replace(self._checkpoint, network=whole, card=self._model_card(state, losses))
+            save = partial(save_checkpoint, trained)
+        write_folder(self._folder.model, save, last=CARD_FILE)
+
+    def _model_card(self, state: RunState, losses: dict[str, float]) -> Card:
+        objective = self._config.objective
+        mars = objective.kind == "mars"
+        return Card(
+            method=objective.kind,
+            block=objective.block if mars else None,
+            objective=objective.model_dump(exclude={"kind", "block", "adapter"}) if mars else {},
+            mask_token=self._checkpoint.tokenizer.convert_ids_to_tokens(self._checkpoint.mask_id),
+            mask_token_id=self._checkpoint.mask_id,
+            **self._card_fields(state, losses),
+        )
+
+    def _adapter_card(self, state: RunState, losses: dict[str, float]) -> AdapterCard:
+        objective = self._config.objective
+        init = objective.adapter.init if objective.adapter else None
+        return AdapterCard(
+            block=objective.block,
+            objective=objective.model_dump(include={"growth", "phase", "decay", "distill"}),
+            base_digest=weights_digest(self._base),
+            init_digest=folder_digest(Path(init)) if init else None,
+            **self._card_fields(state, losses),
+        )
+
+    def _card_fields(self, state: RunState, losses: dict[str, float]) -> dict[str, Any]:
+        """Return the fields that both kinds of card share."""
+        return {
+            "base_model": model_label(self._config.model, self._base),
+            "data": self._config.data.train.name,
+            "examples": self._data.report.examples,
+            "tokens": state.tokens,
+            "steps": state.steps,
+            "seed": self._config.seed,
+            "versions": library_versions(),
+            "losses": losses,
+        }

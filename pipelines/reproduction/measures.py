@@ -164,7 +164,7 @@ def by_engine(checkpoint: Checkpoint, decode: DecodeParams) -> Callable[..., lis
     assert checkpoint.card is not None
     decode = replace(decode, block=checkpoint.card.block)
     own = replace(checkpoint, network=deepcopy(checkpoint.network))  # an engine replaces the attention
-    engine = Engine(own, EngineOptions(max_num_seqs=1, compiled=False))
+    engine = Engine(own, EngineOptions(max_num_seqs=1))
 
     def way(
         prompts: Sequence[Sequence[int]], *, max_tokens: int, stop_ids: frozenset[int], **_unused: int

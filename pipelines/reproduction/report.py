@@ -57,8 +57,8 @@ CACHES = """\
 ## Caches
 
 Tokens/s of `mars-16` with one thread, as medians over {rounds} alternating rounds, averaged over seeds. `ar`, `exact`
-and `threshold` are our engine, in which each sequence advances by itself; it is compiled unless marked as eager, and
-chooses its own block size. `generate` and `generate_batch` are transformers, one token at a time; `block cache` and `no
+and `threshold` are our engine, in which each sequence advances by itself and which chooses its
+own block size. `generate` and `generate_batch` are transformers, one token at a time; `block cache` and `no
 cache` are the decoders of the paper at threshold 0.95. Finished rows stay in the block cache and idle; without a cache
 they leave the batch.
 """

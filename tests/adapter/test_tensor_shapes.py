@@ -80,7 +80,7 @@ def put_to(base: PreTrainedModel, lora: GatedLoRA, kernels: bool) -> None:
         FusedDecoder(base, mask_id=0, quantize=None, consume=False).pack(lora)
     else:
         cache = SlotKVCache(base.config, base.dtype, base.device)
-        TorchRunner(base, cache, mask_id=0, compiled=False).pack(lora)
+        TorchRunner(base, cache, mask_id=0).pack(lora)
 
 
 @pytest.mark.parametrize("kernels", [True, False])

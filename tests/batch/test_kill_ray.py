@@ -24,7 +24,7 @@ SECONDS = 300
 
 
 def start(source: Path, output: Path, model: Path) -> "subprocess.Popen[str]":
-    settings = ["--model", str(model), "--max-tokens", "60", "--threshold", "1", "--workers", "1", "--no-compiled"]
+    settings = ["--model", str(model), "--max-tokens", "60", "--threshold", "1", "--workers", "1"]
     return subprocess.Popen(
         [str(COMMAND), "generate", "--input", str(source), "--output", str(output), *settings],
         stdout=subprocess.PIPE,

@@ -29,7 +29,7 @@ from mars_ray.ray_data import ProcessorConfig, build_processor
 
 ray.init()
 model, output = sys.argv[1:]
-stage = build_processor(ProcessorConfig(model=model, compiled=False), preprocess=asked)
+stage = build_processor(ProcessorConfig(model=model), preprocess=asked)
 stage(ray.data.range(20)).write_parquet(output)
 """
 

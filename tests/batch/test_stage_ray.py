@@ -30,7 +30,7 @@ ENGINE = "mars-ray-engine"
 
 
 def stage(model: Path, **changes: Any) -> Processor:
-    given: dict[str, Any] = {"compiled": False, "sampling": SamplingParams(max_tokens=4), "batch_size": 8}
+    given: dict[str, Any] = {"sampling": SamplingParams(max_tokens=4), "batch_size": 8}
     functions = {name: changes.pop(name, None) for name in ("preprocess", "postprocess")}
     return build_processor(ProcessorConfig(model=str(model), **(given | changes)), **functions)
 

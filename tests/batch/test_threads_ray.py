@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 @pytest.mark.slow
 def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_plan, "suitable_threads", lambda parameters: 3)  # as for 135 million parameters
-    engines = engines_of(WorkerOptions(compiled=False))
+    engines = engines_of(WorkerOptions())
     [place] = choose_places(engines, rows=1000)
     settings = pool_settings(engines, (place,))
     [decoder] = start_decoders(settings, "threads")

@@ -62,7 +62,7 @@ def test_a_shape_replays_to_its_end_in_every_mode(bundled: Checkpoint, monkeypat
     monkeypatch.setitem(SIZES, "shape:tiny", sizes | heads)
     on = subject("shape:tiny", 3, "float32")
     for decoding in (DecodeParams(mode=Mode.AR), DecodeParams(mode=Mode.EXACT), DecodeParams(threshold=0.5)):
-        sample = engine_contender(on, 2, decoding, compiled=False)()
+        sample = engine_contender(on, 2, decoding)()
         assert sample.tokens == sum(on.workload.lengths)
 
 

@@ -12,7 +12,7 @@ from tests.serve.endpoint_samples import Served
 
 
 def test_endpoint_and_engine_decode_the_same_tokens(endpoint: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench_overhead(endpoint.url, "bundled", 4, 12, 1, 0, EngineOptions(compiled=False))
+    report = bench_overhead(endpoint.url, "bundled", 4, 12, 1, 0, EngineOptions())
     tokens = {name: [sample["tokens"] for sample in runs] for name, runs in report["samples"].items()}
     assert list(tokens) == ["served, not streamed", "served, streamed", "engine alone"]
     # Cuts of threshold mode may move with the load, and an answer with them.

@@ -63,7 +63,7 @@ def test_prompts_have_one_length_and_differ(prompts: list[list[int]]) -> None:
 
 
 def test_our_engine_reads_all_prompts_and_then_decodes_all(prompts: list[list[int]]) -> None:
-    engine = OwnEngine(resolve_model("bundled"), 3, 128, compiled=False)
+    engine = OwnEngine(resolve_model("bundled"), 3, 128)
     timed = engine.answer(prompts, 5)
     assert [len(answer) for answer in timed.tokens] == [5] * 3
     assert timed.forwards == 4
@@ -90,7 +90,6 @@ def test_everyone_is_in_the_table_and_who_is_absent_below_it(
     monkeypatch.setitem(comparison.FACTORIES, "echo", lambda *_: [Echo()])
     monkeypatch.setattr(comparison, "ANSWER_TOKENS", 3)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    monkeypatch.setattr(OwnEngine, "__init__", _eager(OwnEngine.__init__))
     found = compare_peers("bundled", ["echo", "llama.cpp"], [1, 2], 2, 1, 1)
     assert found.absent["llama.cpp"] == f"not installed: {llama_cpp.INSTALL}"
     ours = [f"mars-ray {each or 'bfloat16'}" for each in BITS if f"mars-ray {each}" not in found.absent]
@@ -102,10 +101,6 @@ def test_everyone_is_in_the_table_and_who_is_absent_below_it(
     shown = capsys.readouterr().out
     assert "echo 4 bits" in shown
     assert shown.splitlines()[-1] == f"llama.cpp: not installed: {llama_cpp.INSTALL}"
-
-
-def _eager(made):
-    return lambda self, *given: made(self, *given, compiled=False)
 
 
 def test_an_unknown_engine_is_said_before_anything_is_loaded() -> None:
@@ -126,7 +121,7 @@ def llama_cpp_bundled(bundled: Checkpoint, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_llama_cpp_says_what_we_say(llama_cpp_bundled: list[LlamaCpp], prompts: list[list[int]]) -> None:
-    ours = OwnEngine(resolve_model("bundled"), 3, 128, compiled=False).answer(prompts, 16).tokens
+    ours = OwnEngine(resolve_model("bundled"), 3, 128).answer(prompts, 16).tokens
     said = {peer.name: peer.answer(prompts, 16).tokens for peer in llama_cpp_bundled}
     assert list(said) == ["llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0"]
     assert shared(said["llama.cpp F16"], ours) > 0.6
@@ -139,7 +134,7 @@ def test_llama_cpp_says_what_we_say(llama_cpp_bundled: list[LlamaCpp], prompts: 
 @pytest.mark.slow  # it loads and compiles three models
 def test_openvino_says_what_we_say(llama_cpp_bundled: list[LlamaCpp], prompts: list[list[int]]) -> None:
     pytest.importorskip("openvino_genai", reason="OpenVINO is an extra")
-    ours = OwnEngine(resolve_model("bundled"), 3, 128, compiled=False).answer(prompts, 16).tokens
+    ours = OwnEngine(resolve_model("bundled"), 3, 128).answer(prompts, 16).tokens
     said = {peer.name: peer.answer(prompts, 16).tokens for peer in openvino_peers(resolve_model("bundled"), 1, 0)}
     assert list(said) == ["openvino F16", "openvino Q8_0", "openvino Q4_0"]
     assert shared(said["openvino F16"], ours) > 0.6

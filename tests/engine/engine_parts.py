@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Owner, Resize, Swap
+from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Owner, Resize
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
-from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.model.resolve import resolve_model
 from tests.factories.engine import request
@@ -48,7 +48,7 @@ def sequence_of(
         tokens=[*asked.prompt, *output],
         num_computed_tokens=computed,
         slot=slot,
-        draft_tokens=list(drafts),
+        drafts=Drafts(list(drafts)),
     )
 
 
@@ -70,9 +70,6 @@ class ShadowCache:
             match operation:
                 case Copy(source, target, length):
                     self.slots[target][:length] = self.slots[source][:length]
-                case Swap(one, other, length):
-                    a, b = self.slots[one], self.slots[other]
-                    a[:length], b[:length] = b[:length], a[:length]
                 case Resize(slots, width):
                     kept = [slot[:width] for slot in self.slots[:slots]]
                     self.slots = [slot + [None] * (width - len(slot)) for slot in kept]

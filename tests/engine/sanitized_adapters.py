@@ -21,7 +21,7 @@ from transformers import (
 from mars_ray.adapter.folder import Adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape, linears_of
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.kernels import compiler
+from mars_ray.engine.kernels import library_file
 from mars_ray.engine.kernels.packed import GROUP
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
@@ -75,7 +75,7 @@ def decode(network: Any, adapters: dict[str | None, Adapter], quantize: Any) -> 
     mask_id = network.config.vocab_size - 1
     engine = Engine(
         Checkpoint(network, bundled_tokenizer(), mask_id, None),
-        EngineOptions(compiled=False, max_num_seqs=3, quantize=quantize),
+        EngineOptions(max_num_seqs=3, quantize=quantize),
         adapters=adapters,
     )
     assert engine.kernels.startswith("CPU kernels")
@@ -124,7 +124,7 @@ def wrong_adapters_are_refused(data: st.DataObject) -> None:
 
 
 if __name__ == "__main__":
-    compiler.FLAGS = (*compiler.FLAGS, *WATCHED)
+    library_file.FLAGS = (*library_file.FLAGS, *WATCHED)
     right_adapters_run_clean()
     wrong_adapters_are_refused()
     print("clean")

@@ -47,7 +47,7 @@ def adapted_engine(kernels: bool, adapter: Any = None, dtype: torch.dtype = torc
     checkpoint = fresh(kernels, dtype)
     chosen = some_adapter(checkpoint, **adapter) if adapter is not None else None
     engine = engine_of(checkpoint, {"adapters": unnamed(chosen)}, **options)
-    engine._cache.resize(4, 64)
+    engine._forwards.cache.resize(4, 64)
     return engine
 
 
@@ -58,7 +58,7 @@ def step_with_masks(rows: tuple[int, ...]) -> ForwardBatch:
         ScheduledSequence(sequence_of([31, 32, 33], slot=2), 3),
     ]
     mask_id = fresh(kernels=True).mask_id
-    packed, _ = InputPacker(mask_id, 64, torch.device("cpu"), lambda _: 0).pack(batch, 3, audit=True)
+    packed, _ = InputPacker(mask_id, torch.device("cpu"), lambda _: 0).pack(batch, audit=True)
     return packed
 
 
@@ -67,7 +67,7 @@ def step_with_masks(rows: tuple[int, ...]) -> ForwardBatch:
 def test_kernels_and_torch_say_the_same_with_an_adapter(names: list[str] | None, rows: tuple[int, ...]) -> None:
     given: dict[str, Any] = {"names": names}
     batch = step_with_masks(rows)
-    one, other = (adapted_engine(kernels, given)._runner.run(batch).logits_MV for kernels in (True, False))
+    one, other = (adapted_engine(kernels, given)._forwards.runner.run(batch).logits_MV for kernels in (True, False))
     torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
 
 
@@ -75,8 +75,8 @@ def test_kernels_and_torch_say_the_same_with_an_adapter(names: list[str] | None,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_and_drafts_have_the_logits_of_the_base_bit_for_bit(kernels: bool, dtype: torch.dtype) -> None:
     batch = step_with_masks((5, 5, 5))
-    base = adapted_engine(kernels, None, dtype)._runner.run(batch).logits_MV
-    adapted = adapted_engine(kernels, {}, dtype)._runner.run(batch).logits_MV
+    base = adapted_engine(kernels, None, dtype)._forwards.runner.run(batch).logits_MV
+    adapted = adapted_engine(kernels, {}, dtype)._forwards.runner.run(batch).logits_MV
     is_mask = batch.offset_N[batch.pick_M] >= 0
     assert torch.equal(adapted[~is_mask], base[~is_mask])
     assert not torch.isclose(adapted[is_mask], base[is_mask]).all(dim=1).any()
@@ -129,7 +129,7 @@ def engine_of_several(kernels: bool, quantize: Quantize | None = None) -> Engine
 def test_masks_of_several_adapters_in_one_step_are_those_of_each_alone(kernels: bool) -> None:
     checkpoint = fresh(kernels)
     mixed = engine_of_several(kernels)
-    mixed._cache.resize(4, 64)
+    mixed._forwards.cache.resize(4, 64)
     sequences = [
         sequence_of([11 + number, 12, 13], id=number, slot=number, decode=DecodeParams(adapter=name))
         for number, name in enumerate(("mlp", None, "wide", "mlp"))
@@ -137,8 +137,8 @@ def test_masks_of_several_adapters_in_one_step_are_those_of_each_alone(kernels: 
     batch = [ScheduledSequence(sequence, 3, (4,)) for sequence in sequences]
 
     def logits(engine: Engine, adapter_of: Any) -> Any:
-        packer = InputPacker(checkpoint.mask_id, 64, torch.device("cpu"), adapter_of)
-        return engine._runner.run(packer.pack(batch, 4, audit=False)[0]).logits_MV
+        packer = InputPacker(checkpoint.mask_id, torch.device("cpu"), adapter_of)
+        return engine._forwards.runner.run(packer.pack(batch, audit=False)[0]).logits_MV
 
     for sequence in sequences:
         mixed._adapters.begin(sequence.request)

@@ -96,7 +96,7 @@ def test_answers_are_those_of_an_engine_whose_adapters_never_change(kernels: boo
             case dict():
                 present = action
                 made = adapters_of(kernels)
-                engine.set_adapters({name: engine.pack_adapter(made[kind]) for name, kind in present.items()})
+                engine.set_adapters({name: engine._adapters.pack(made[kind]) for name, kind in present.items()})
             case (name, prompt, decoding, max_tokens, temperature):
                 sampling = {"max_tokens": max_tokens, "seed": number, "ignore_eos": True}
                 # Sums of torch depend on the batch in their last bits, which decide a draw once in a while.
@@ -124,7 +124,7 @@ def test_one_adapter_may_have_two_names(kernels: bool) -> None:
     alone = run(fixed(kernels, 2), [request(0, PROMPTS[0], decode, max_tokens=24, ignore_eos=True)])["0"]
     engine = engine_of(fresh(kernels))
     adapter = adapters_of(kernels)[2]
-    engine.set_adapters({name: engine.pack_adapter(adapter) for name in NAMES})
+    engine.set_adapters({name: engine._adapters.pack(adapter) for name in NAMES})
     twice = [
         request(number, PROMPTS[0], replace(decode, adapter=name), max_tokens=24, ignore_eos=True)
         for number, name in enumerate(NAMES)
@@ -142,7 +142,7 @@ def test_a_dropped_adapter_is_freed_when_its_last_request_has_ended(kernels: boo
     engine = engine_of(fresh(kernels))
 
     def packed() -> LoadedAdapter:
-        return engine.pack_adapter(some_adapter(fresh(kernels)))
+        return engine._adapters.pack(some_adapter(fresh(kernels)))
 
     adapter = packed()
     engine.set_adapters({"a": adapter})
@@ -163,7 +163,7 @@ def test_a_dropped_adapter_is_freed_when_its_last_request_has_ended(kernels: boo
 def test_torch_keeps_no_hook_of_an_adapter_that_is_gone() -> None:
     engine = engine_of(fresh(kernels=False))
     network = engine._checkpoint.network
-    engine.set_adapters({"a": engine.pack_adapter(some_adapter(fresh(False)))})
+    engine.set_adapters({"a": engine._adapters.pack(some_adapter(fresh(False)))})
     assert any(module._forward_hooks for module in network.modules())
     engine.set_adapters({})
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
@@ -174,7 +174,7 @@ def test_the_largest_block_grows_with_the_adapters_and_the_profile_with_it() -> 
     engine = engine_of(checkpoint)
     before = engine.block
     long_request_adapter = Adapter(some_adapter(checkpoint).lora, adapter_card(block=2 * before))
-    engine.set_adapters({"a": engine.pack_adapter(long_request_adapter)})
+    engine.set_adapters({"a": engine._adapters.pack(long_request_adapter)})
     assert engine.block == 2 * before
     run(engine, [request("x", [11, 12], DecodeParams(adapter="a", threshold=0.0), max_tokens=64, ignore_eos=True)])
     assert {len(point.tokens) for point in engine.state().profile} == {2 * before}
@@ -202,9 +202,9 @@ def test_an_adapter_that_comes_after_the_weights_were_freed_works_as_one_that_ca
         network = LlamaForCausalLM(config).eval().to(dtype)
         checkpoint = Checkpoint(network, bundled_tokenizer(), 299, None)
         adapter = some_adapter(checkpoint, std=0.3)
-        engine = Engine(checkpoint, EngineOptions(compiled=False, quantize=quantize), consume=consume)
+        engine = Engine(checkpoint, EngineOptions(quantize=quantize), consume=consume)
         assert network.get_output_embeddings().weight.is_meta == consume
-        engine.set_adapters({"a": engine.pack_adapter(adapter)})
+        engine.set_adapters({"a": engine._adapters.pack(adapter)})
         decode = DecodeParams(threshold=0.0, block=5, adapter="a")
         answers.append(run(engine, [request(n, [n + 3, 8], decode, max_tokens=40) for n in range(4)]))
     if quantize is None:  # else the head of the second engine is rounded

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.engine.kernels import build, compiler, library_file
+from mars_ray.engine.kernels import build, library_file
 from mars_ray.engine.kernels.families import VARIABLE, KernelError, KernelFamily, supported_families
 from mars_ray.engine.kernels.library_file import library_name, recipe_digest
 from tests.engine.stand_in_kernels import compile_stand_in
@@ -13,7 +13,7 @@ from tests.engine.stand_in_kernels import compile_stand_in
 try:
     FAMILIES = supported_families()
     BEST = FAMILIES[0]
-    COMPILER = compiler.find_compiler()
+    COMPILER = library_file.find_compiler()
 except (KernelError, IndexError) as reason:
     pytest.skip(f"no kernels here: {reason}", allow_module_level=True)
 
@@ -83,7 +83,7 @@ def test_kernels_of_other_sources_are_of_another_version(
 ) -> None:
     package.add(BEST)
     changed = tmp_path / "decoder.cpp"
-    changed.write_text(compiler.SOURCE.read_text() + "// changed")
+    changed.write_text(library_file.SOURCE.read_text() + "// changed")
     monkeypatch.setattr(library_file, "SOURCE", changed)
     with pytest.raises(KernelError, match="of another version"):
         build.kernel_library()

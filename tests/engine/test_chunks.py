@@ -379,14 +379,14 @@ def test_memory_that_ends_when_the_cache_grows_fails_what_runs_and_serves_what_w
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(max_num_seqs=1)
-    resize, failures = engine._cache.resize, iter([True])
+    resize, failures = engine._forwards.cache.resize, iter([True])
 
     def no_memory(slots: int, width: int) -> None:
         if width > 256 and next(failures, False):
             raise MemoryError("no memory")
         resize(slots, width)
 
-    monkeypatch.setattr(engine._cache, "resize", no_memory)
+    monkeypatch.setattr(engine._forwards.cache, "resize", no_memory)
     outputs = run(engine, [request("long", [20] * 300, max_tokens=4), request("next", prompts[0], max_tokens=4)])
     assert "no memory" in str(outputs["long"].finished.error)
     assert outputs["next"].finished.reason in ("stop", "length")

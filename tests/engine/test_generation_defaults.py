@@ -89,7 +89,7 @@ def test_an_answer_that_names_no_length_is_bounded_and_one_that_does_is_not() ->
 def test_a_program_that_gives_no_parameters_samples_as_the_model_does(tmp_path: Path) -> None:
     shutil.copytree(resolve_model("bundled"), tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(QWEN | {"eos_token_id": 4}))
-    with LLM(str(tmp_path / "model"), compiled=False) as llm:
+    with LLM(str(tmp_path / "model")) as llm:
         assert (llm.default_sampling_params.temperature, llm.default_sampling_params.top_k) == (0.7, 20)
         answers = {llm.chat("Hello, who are you?")[0].text for _ in range(8)}
     assert len(answers) > 1, "draws differ"

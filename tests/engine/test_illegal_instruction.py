@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.engine.kernels.compiler import FLAGS, SOURCE, find_compiler
 from mars_ray.engine.kernels.families import KernelError
+from mars_ray.engine.kernels.library_file import FLAGS, SOURCE, find_compiler
 
 PROGRAM = """
 #include <cstring>

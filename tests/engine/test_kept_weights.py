@@ -53,7 +53,7 @@ def save(folder: Path, seed: int) -> None:
 
 def logprobs(folder: Path, quantize: Quantize) -> list[list[float]]:
     """Log probabilities of the tokens of an answer, which differ if any weight does."""
-    engine, _ = load_engine(check_folder(folder), EngineOptions(quantize=quantize, compiled=False))
+    engine, _ = load_engine(check_folder(folder), EngineOptions(quantize=quantize))
     sampling = SamplingParams(max_tokens=12, logprobs=5, ignore_eos=True)
     [answer] = run(engine, [Request(id="a", prompt=(5, 6, 7, 8), sampling=sampling)]).values()
     engine.close()
@@ -77,7 +77,7 @@ def test_kept_weights_are_private_and_mapped(folder: Path, cache: Path) -> None:
     logprobs(folder, "int8")
     [file] = kept(cache)
     assert file.parent.stat().st_mode & 0o077 == 0
-    engine, _ = load_engine(check_folder(folder), EngineOptions(quantize="int8", compiled=False))
+    engine, _ = load_engine(check_folder(folder), EngineOptions(quantize="int8"))
     assert str(file) in Path("/proc/self/maps").read_text()
     engine.close()
 

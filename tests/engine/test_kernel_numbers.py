@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.engine.kernels.compiler import FLAGS, SOURCE
 from mars_ray.engine.kernels.families import FAMILIES, KernelFamily, lack
+from mars_ray.engine.kernels.library_file import FLAGS, SOURCE
 
 pytestmark = pytest.mark.sanitizers
 PROGRAM = Path(__file__).with_name("kernel_numbers.cpp")

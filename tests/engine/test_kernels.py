@@ -33,7 +33,7 @@ from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kernels.families import KernelError
 from mars_ray.engine.kernels.packed import quantize_int4, quantize_int8
 from mars_ray.engine.kv.cache import SlotKVCache
-from mars_ray.engine.kv.forward_batch import ForwardBatch
+from mars_ray.engine.kv.forward_batch import ForwardBatch, SlotSpan
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams
@@ -134,11 +134,8 @@ def causal_batch(id_N: Tensor, slot_N: Tensor, position_N: Tensor) -> ForwardBat
         behind_N=torch.zeros_like(id_N),
         offset_N=none_N,
         adapter_N=none_N,
-        back_N=number_N,
         pick_M=number_N,
-        where_RP=number_N[None],
-        column_C=number_N,
-        prefill=None,
+        spans=[SlotSpan(0, len(id_N), len(id_N))],
         kv_tokens=0,
     )
 
@@ -292,7 +289,7 @@ def test_masks_of_an_adapter_have_the_logits_that_torch_gives_them(name: str, fa
         adapter_N=torch.where(is_mask_N, 0, -1),
     )
     logits = []
-    for make in (partial(CPURunner, quantize=None, consume=False), partial(TorchRunner, compiled=False)):
+    for make in (partial(CPURunner, quantize=None, consume=False), TorchRunner):
         cache = SlotKVCache(network.config, network.dtype, network.device)
         cache.resize(2, 32)
         runner: Any = make(network, cache, mask_id=MASK_ID)

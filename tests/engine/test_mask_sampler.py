@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mars_ray.adapter.sampler_head import SamplerHead
 from mars_ray.engine.execution.cpu_runner import FusedMaskSampler
-from mars_ray.engine.execution.mask_sampler import MaskSampler
 from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow
+from mars_ray.engine.execution.torch_runner import MaskSampler
 from mars_ray.engine.kernels.families import KernelError
 from tests.adapter.samplers import corrected_by_hand
 

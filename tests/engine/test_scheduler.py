@@ -23,7 +23,7 @@ from mars_ray.engine.scheduling.scheduler import (
     ScheduledSequence,
     Scheduler,
 )
-from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError, RequestError
 from tests.engine.engine_parts import ShadowCache, sequence_of, slot_of
@@ -37,7 +37,7 @@ BASES = [[20 + base * 10 + (number * number) % 7 for number in range(700)] for b
 
 
 def masks_for(sequence: Sequence) -> Masks:
-    block, drafts = sequence.request.decode.block or 1, len(sequence.draft_tokens)
+    block, drafts = sequence.request.decode.block or 1, len(sequence.drafts.tokens)
     left = sequence.max_tokens - sequence.num_output_tokens - drafts
     count = max(0, min(block, left) - 1)
     fit = drafts + (drafts + 1) * count <= sequence.max_tokens - sequence.num_output_tokens
@@ -50,15 +50,15 @@ def any_outcome(scheduled: ScheduledSequence, random: Random) -> Verification:
     sequence, token = scheduled.sequence, random.choice([20, 21, 27])
     right = random.randint(0, scheduled.num_drafts)
     drafted = [random.choice([20, 21, 27]) for _ in range(random.randint(0, scheduled.masks[right]))]
-    verified = [*sequence.draft_tokens[:right], token][: sequence.max_tokens - sequence.num_output_tokens]
+    verified = [*sequence.drafts.tokens[:right], token][: sequence.max_tokens - sequence.num_output_tokens]
     if len(verified) <= right:
         drafted = []
     accepted = random.randint(0, len(drafted))
     return Verification(
         verified,
         drafted[:accepted],
-        drafted[accepted:],
-        [0.5] * len(drafted),
+        [0.5] * accepted,
+        Drafts(drafted[accepted:], [0.5] * (len(drafted) - accepted)),
         num_accepted_drafts=min(right, len(verified)),
     )
 
@@ -162,7 +162,7 @@ class Scheduling(RuleBasedStateMachine):
         for scheduled in batch:
             sequence = scheduled.sequence
             fed = sequence.tokens[sequence.num_computed_tokens : sequence.num_computed_tokens + scheduled.num_tokens]
-            fed += sequence.draft_tokens[: scheduled.num_drafts] + [MASK] * scheduled.num_masks
+            fed += sequence.drafts.tokens[: scheduled.num_drafts] + [MASK] * scheduled.num_masks
             self.shadow.write(slot_of(sequence), sequence.num_computed_tokens, fed)
         ended = []
         for scheduled in batch:
@@ -188,7 +188,7 @@ class Scheduling(RuleBasedStateMachine):
             assert reach <= self.slots.width, "what is scheduled fits its slot"
             assert scheduled.has_logits or not (scheduled.num_drafts or scheduled.num_masks)
             if scheduled.has_logits:
-                drafts = len(scheduled.sequence.draft_tokens)
+                drafts = len(scheduled.sequence.drafts.tokens)
                 assert (scheduled.num_drafts, scheduled.masks) == (drafts, masks_for(scheduled.sequence))
         assert sum(scheduled.num_tokens for scheduled in batch if not scheduled.is_decode) <= self.max_prefill_tokens
         short = [scheduled.is_decode for scheduled in batch]
@@ -206,7 +206,7 @@ class Scheduling(RuleBasedStateMachine):
         self.shadow.apply(self.slots.operations)
         self.slots.operations.clear()
         running = self.scheduler.running
-        assert sorted(slot_of(sequence) for sequence in running) == list(range(self.slots.num_active))
+        assert sum(self.slots.owner(slot) is not None for slot in range(self.slots.num_slots)) == len(running)
         for sequence in running:
             assert self.slots.owner(slot_of(sequence)) is sequence
             computed = sequence.num_computed_tokens
@@ -221,7 +221,7 @@ class Scheduling(RuleBasedStateMachine):
                 if self.live:
                     self.step(random)
             assert not self.live
-            assert not self.scheduler.waiting and not self.scheduler.running and self.slots.num_active == 0
+            assert not self.scheduler.waiting and not self.scheduler.running and self.slots.used_tokens == 0
 
 
 def test_every_sequence_ends_once_and_its_slot_holds_what_was_scheduled_whatever_happens() -> None:

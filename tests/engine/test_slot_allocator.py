@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from mars_ray.engine.kv.slot_allocator import FIRST_WIDTH, Copy, Resize, SlotAllocator, Swap
+from mars_ray.engine.kv.slot_allocator import FIRST_WIDTH, Copy, Resize, SlotAllocator
 from tests.engine.engine_parts import ShadowCache, slot_of
 
 MASK = -1
@@ -119,7 +119,7 @@ class Slots(RuleBasedStateMachine):
                 case "narrow":
                     self.narrow(length)
             self.active_slots_hold_the_tokens_of_their_owners()
-            self.active_slots_are_the_first_ones_and_have_one_owner_each()
+            self.active_slots_have_one_owner_each()
             self.the_cache_is_never_larger_than_it_may_be()
 
     @invariant()
@@ -131,10 +131,9 @@ class Slots(RuleBasedStateMachine):
             assert self.slots.owner(slot_of(owner)) is owner
 
     @invariant()
-    def active_slots_are_the_first_ones_and_have_one_owner_each(self) -> None:
-        assert sorted(slot_of(owner) for owner in self.owners) == list(range(self.slots.num_active))
-        free = [slot for slot in range(self.slots.num_slots) if self.slots.owner(slot) is None]
-        assert self.slots.num_active + len(free) == self.slots.num_slots
+    def active_slots_have_one_owner_each(self) -> None:
+        owned = [slot for slot in range(self.slots.num_slots) if self.slots.owner(slot) is not None]
+        assert sorted(slot_of(owner) for owner in self.owners) == owned
         assert self.slots.used_tokens == sum(owner.num_computed_tokens for owner in self.owners)
 
     @invariant()
@@ -205,13 +204,24 @@ def test_what_was_used_least_recently_goes_first() -> None:
     assert [slots.shared_prefix(Owner([base] * 4))[0] for base in (1, 2, 3)] == [0, 3, 3]
 
 
-def test_the_end_of_a_sequence_moves_the_last_active_slot_into_its_place() -> None:
+def test_the_end_of_a_sequence_moves_no_other() -> None:
     slots = one_width()
     owners = [filled(slots, [base] * 5) for base in (1, 2, 3)]
     slots.operations.clear()
     slots.free(owners[0])
-    assert [owner.slot for owner in owners] == [None, 1, 0]
-    assert slots.operations == [Swap(0, 2, 5)]
+    assert [owner.slot for owner in owners] == [None, 1, 2]
+    assert slots.operations == []
+
+
+def test_a_sequence_in_a_slot_that_goes_moves_to_one_that_stays() -> None:
+    slots = SlotAllocator(max_tokens=1024, max_slots=8, max_model_len=1024)
+    owners = [filled(slots, [base] * 5) for base in (1, 2, 3, 4)]
+    for owner in owners[:3]:
+        slots.free(owner)
+    slots.operations.clear()
+    slots.widen(512)
+    assert owners[3].slot == 0
+    assert slots.operations == [Copy(3, 0, 5), Resize(2, 512)]
 
 
 def test_a_neighbour_that_is_still_reading_is_announced() -> None:

@@ -11,8 +11,8 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams
+from mars_ray.engine.stats.engine_stats import StepClock
 from mars_ray.engine.stats.state import ModelledSteps, notice_of
-from mars_ray.engine.stats.step_clock import ModelledClock
 from mars_ray.engine.stats.step_time import FIRST_FIT, StepWork
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
@@ -54,11 +54,11 @@ class Time:
         self.now_s += seconds + self.late_s
 
 
-def modelled(time: Time) -> ModelledClock:
-    return ModelledClock(MODEL, time.clock, time.sleep)
+def modelled(time: Time) -> StepClock:
+    return StepClock(time.clock, MODEL, time.sleep)
 
 
-def forward(stepping: ModelledClock, time: Time, own_s: float = 0.0, work: StepWork = WORK) -> None:
+def forward(stepping: StepClock, time: Time, own_s: float = 0.0, work: StepWork = WORK) -> None:
     """Run a forward that takes `own_s` here."""
     stepping.begin()
     time.now_s += own_s
@@ -72,17 +72,17 @@ def test_a_step_that_is_faster_here_waits_for_the_rest_of_its_time() -> None:
     forward(stepping, time, STEP_S / 4)
     assert time.waits_s == [pytest.approx(STEP_S * 3 / 4)]
     assert time.now_s == pytest.approx(began_s + STEP_S)
-    assert stepping.modelled() == ModelledSteps(name=MACHINE, slow_steps=0)
+    assert stepping.modelled == ModelledSteps(name=MACHINE, slow_steps=0)
 
 
 def test_a_step_that_is_slower_here_is_counted_and_the_next_one_has_its_whole_time() -> None:
     time = Time()
     stepping = modelled(time)
     forward(stepping, time, 2 * STEP_S)
-    assert (time.waits_s, stepping.modelled().slow_steps) == ([], 1)
+    assert (time.waits_s, stepping.slow_steps) == ([], 1)
     forward(stepping, time)
     assert time.waits_s == [pytest.approx(STEP_S)]
-    assert stepping.modelled().slow_steps == 1
+    assert stepping.slow_steps == 1
 
 
 def test_the_time_between_two_steps_is_part_of_the_next_one() -> None:
@@ -102,7 +102,7 @@ def test_the_time_without_work_is_no_part_of_a_step() -> None:
     time.now_s += 60.0
     forward(stepping, time)
     assert time.waits_s == [pytest.approx(STEP_S)] * 2
-    assert stepping.modelled().slow_steps == 0
+    assert stepping.slow_steps == 0
 
 
 def test_late_wake_ups_do_not_add_up() -> None:
@@ -111,7 +111,7 @@ def test_late_wake_ups_do_not_add_up() -> None:
     for _ in range(100):
         forward(stepping, time)
     assert time.now_s == pytest.approx(100.0 + 100 * STEP_S + time.late_s)
-    assert stepping.modelled().slow_steps == 0
+    assert stepping.slow_steps == 0
 
 
 WORKS = st.builds(
@@ -134,7 +134,7 @@ def test_every_step_lasts_as_long_as_the_slower_of_the_two_machines(steps: list[
         forward(stepping, time, own_s, work)
         assert time.now_s - began_s == pytest.approx(max(own_s, modelled_s(work)))
         slow_steps += share > 1.001
-    assert slow_steps <= stepping.modelled().slow_steps <= sum(share > 0.999 for _, share in steps)
+    assert slow_steps <= stepping.slow_steps <= sum(share > 0.999 for _, share in steps)
 
 
 # In an engine

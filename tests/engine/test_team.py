@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.engine.kernels.compiler import FLAGS, SOURCE
+from mars_ray.engine.kernels.library_file import FLAGS, SOURCE
 
 PROGRAM = Path(__file__).with_name("team.cpp")
 

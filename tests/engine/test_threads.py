@@ -24,6 +24,6 @@ def test_an_engine_has_no_more_threads_than_a_quota_pays_for(
     three_threads: None, monkeypatch: pytest.MonkeyPatch, usable: int, expected: int
 ) -> None:
     monkeypatch.setattr(load, "usable_cpus", lambda: usable)
-    engine, _ = load_engine(open_model("bundled"), EngineOptions(compiled=False))
+    engine, _ = load_engine(open_model("bundled"), EngineOptions())
     engine.close()
     assert torch.get_num_threads() == expected

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.sampling.verify import Proposal, Proposals, Verification, verify
+from mars_ray.engine.scheduling.sequence import Drafts
 from mars_ray.method.acceptance import accepted_lengths
 from mars_ray.method.metric import Metric, accepts_nothing
 
@@ -57,8 +58,9 @@ def verified_by_hand(
         sure = (
             mask.confidence <= needs.threshold if needs.metric is Metric.ENTROPY else mask.confidence >= needs.threshold
         )
-        if sure and not result.drafted and needs != LOSSLESS:
+        if sure and not result.drafts.tokens and needs != LOSSLESS:
             result.accepted.append(mask.token)
+            result.accepted_confidences.append(mask.confidence)
         else:
             first = len(result.accepted)
             likely = [
@@ -66,8 +68,8 @@ def verified_by_hand(
             ]
             if math.prod(likely[first:seen]) < draft_price:
                 break
-            result.drafted.append(mask.token)
-        result.confidences.append(mask.confidence)
+            result.drafts.tokens.append(mask.token)
+            result.drafts.confidences.append(mask.confidence)
         if mask.token in stop_ids or len(verified) + seen == max_tokens or not mask.is_argmax:
             break
     return result, len(verified) + seen
@@ -149,19 +151,19 @@ def test_the_first_wrong_draft_is_replaced_and_what_stood_behind_it_is_dropped()
 def test_when_all_drafts_are_right_the_step_goes_on_at_the_masks() -> None:
     proposals = [*certain(1, 2, 3), Proposal(4, 0.95, True), Proposal(5, 0.97, True), Proposal(6, 0.5, True)]
     done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, 2, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2, 3], accepted=[4, 5], confidences=[0.95, 0.97], num_accepted_drafts=2)
+    assert done == Verification([1, 2, 3], accepted=[4, 5], accepted_confidences=[0.95, 0.97], num_accepted_drafts=2)
 
 
 def test_behind_a_wrong_draft_the_step_goes_on_at_the_masks_behind_the_right_ones() -> None:
     proposals = Proposals(iter(certain(1, 2, 3)), lambda right: certain(10 * right, 10 * right + 1))
     done = verify(proposals, [1, 9], SURE, 2, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2], accepted=[10, 11], confidences=[1.0, 1.0], num_accepted_drafts=1)
+    assert done == Verification([1, 2], accepted=[10, 11], accepted_confidences=[1.0, 1.0], num_accepted_drafts=1)
 
 
 def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_right() -> None:
     proposals = [*certain(1), Proposal(2, 0.6, True), Proposal(3, 0.6, True), Proposal(4, 0.9, True)]
     drafted = [
-        verify(behind_the_last(proposals, []), [], LOSSLESS, price, NO_STOP, max_tokens=9).drafted
+        verify(behind_the_last(proposals, []), [], LOSSLESS, price, NO_STOP, max_tokens=9).drafts.tokens
         for price in (0.1, 0.33, 0.5, 0.61)
     ]
     assert drafted == [[2, 3, 4], [2, 3], [2], []]
@@ -170,4 +172,4 @@ def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_
 def test_from_the_first_token_that_falls_short_on_all_are_drafts_however_sure() -> None:
     proposals = [*certain(1), Proposal(2, 0.95, True), Proposal(3, 0.8, True), Proposal(4, 0.99, True)]
     done = verify(behind_the_last(proposals, []), [], SURE, 0.1, NO_STOP, max_tokens=9)
-    assert done == Verification([1], accepted=[2], drafted=[3, 4], confidences=[0.95, 0.8, 0.99])
+    assert done == Verification([1], accepted=[2], accepted_confidences=[0.95], drafts=Drafts([3, 4], [0.8, 0.99]))

@@ -87,7 +87,6 @@ def results(tasks: Sequence[str] = ("a",), model: str = "m") -> Results:
             questions_digest="1e",
             settings=tuple(overall),
             temperature=0.0,
-            compiled=False,
         ),
         overall=overall,
         tasks=dict.fromkeys(tasks, overall),

@@ -25,7 +25,7 @@ from tests.factories.engine import bundled_checkpoint
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 TASKS = ("sort_numbers", "date_rewrite")
-WORKERS = WorkerOptions(count=1, compiled=False)
+WORKERS = WorkerOptions(count=1)
 
 
 def options(output: Path, **changes: Any) -> EvaluateOptions:
@@ -167,7 +167,6 @@ def test_an_evaluation_that_is_killed_and_interrupted_ends_with_the_same_figures
             "from mars_ray.cli.main import main; main()",
             "evaluate",
             *words,
-            "--no-compiled",
         ]
         return subprocess.Popen([*program, "--output", str(output)], stderr=subprocess.PIPE, text=True)
 

@@ -73,16 +73,13 @@ def as_unknown(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def engine_of(checkpoint: Checkpoint, parts: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Engine:
-    """Return an engine that is not compiled; `parts` are further arguments of `Engine`."""
-    given = EngineOptions(**({"compiled": False} | options))
-    return Engine(checkpoint, given, **({"new_seed": lambda: 0} | dict(parts)))
+    """Return an engine; `parts` are further arguments of `Engine`."""
+    return Engine(checkpoint, EngineOptions(**options), **({"new_seed": lambda: 0} | dict(parts)))
 
 
 def engine_spec(folder: Path, **options: Any) -> EngineSpec:
-    """Return what starts an engine that is not compiled in a process of its own."""
-    return EngineSpec(
-        folder=folder, dtype="float32", threads=1, options=EngineOptions(**({"compiled": False} | options))
-    )
+    """Return what starts an engine in a process of its own."""
+    return EngineSpec(folder=folder, dtype="float32", threads=1, options=EngineOptions(**options))
 
 
 def request(

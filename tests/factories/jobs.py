@@ -9,7 +9,7 @@ from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.engine.request import DecodeParams
 from mars_ray.storage.location import AnyPath
 
-ONE_WORKER = WorkerOptions(count=1, compiled=False)
+ONE_WORKER = WorkerOptions(count=1)
 
 
 def generate_options(source: AnyPath, output: AnyPath, model: Path | str = "bundled", **fields: Any) -> GenerateOptions:

@@ -152,14 +152,14 @@ def test_a_request_that_fails_is_an_error_once_the_others_are_answered_and_kept(
     healthy = model.generate_until(generations(contexts, **SPEECH))
     cached = CachingLM(model, str(tmp_path / "cache.db"))
 
-    run = model._engine._runner.run
+    run = model._engine._forwards.runner.run
 
     def check(batch: ForwardBatch) -> ForwardOutput:
         if (batch.id_N[:-1] == poison).any():
             raise ValueError("it tastes bad")
         return run(batch)
 
-    monkeypatch.setattr(model._engine._runner, "run", check)
+    monkeypatch.setattr(model._engine._forwards.runner, "run", check)
     bad = model.tokenizer.decode([poison]) + contexts[0]
     with pytest.raises(RunError, match=r"1 of 4 prompts have no complete answer, such as .*it tastes bad"):
         cached.generate_until(generations([contexts[0], bad, *contexts[1:]], **SPEECH))

@@ -46,7 +46,7 @@ class Series:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("bundled", max_num_seqs=4, compiled=False) as opened:
+    with LLM("bundled", max_num_seqs=4) as opened:
         yield opened
 
 
@@ -252,7 +252,7 @@ def test_any_value_is_taken_or_is_an_error_of_ours(llm: LLM, value: Any) -> None
 def test_wrong_arguments_of_an_async_call_are_named() -> None:
     async def errors() -> list[str]:
         messages = []
-        async with AsyncLLM("bundled", max_num_seqs=4, compiled=False) as llm:
+        async with AsyncLLM("bundled", max_num_seqs=4) as llm:
             calls: list[Callable[[], Any]] = [
                 lambda: llm.generate(["a", "b"]),  # type: ignore[list-item]
                 lambda: llm.generate(5),  # type: ignore[arg-type]

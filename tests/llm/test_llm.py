@@ -21,7 +21,7 @@ SHORT = SamplingParams(max_tokens=48)
 
 
 def opened_llm() -> LLM:
-    return LLM("bundled", max_num_seqs=4, compiled=False)
+    return LLM("bundled", max_num_seqs=4)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_an_unknown_model_is_named() -> None:
 
 def test_an_async_caller_with_a_costly_schema_hears_so_and_the_next_is_answered() -> None:
     async def answer() -> str:
-        async with AsyncLLM("bundled", compiled=False) as other:
+        async with AsyncLLM("bundled") as other:
             with pytest.raises(GrammarError, match="simplify it"):
                 await other.chat(JSON, schema={"type": "integer", "multipleOf": 3_000_017})
             return (await other.chat(JSON, schema={"type": "boolean"})).text
@@ -179,7 +179,7 @@ def test_an_async_caller_with_a_costly_schema_hears_so_and_the_next_is_answered(
 
 def test_async_answers_are_those_of_llm_and_streams_add_up_to_them(llm: LLM) -> None:
     async def answers() -> tuple[str, str, str]:
-        async with AsyncLLM("bundled", max_num_seqs=4, compiled=False) as other:
+        async with AsyncLLM("bundled", max_num_seqs=4) as other:
             streamed = "".join([chunk.text async for chunk in other.stream(LIST, SHORT)])
             first, second = await asyncio.gather(other.chat(LIST, SHORT), other.chat(JSON, SHORT))
             return streamed, first.text, second.text

@@ -72,7 +72,6 @@ def config_for(
                 "args": {
                     "keys": "/tmp/work/keys.yaml",
                     "allowed_hosts": [each.address for each in machines],
-                    "engine": {"compiled": False},
                     **args,
                 },
                 "deployments": [

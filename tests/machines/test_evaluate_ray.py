@@ -33,7 +33,7 @@ def evaluated(driver: Machine, *, workers: int) -> dict[str, Any]:
     driver.write("dates.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     driver.run(
         "mars-ray", "evaluate", "--tasks", "dates.jsonl", "--output", "out", "--model", "model", "--seeds", "2",
-        "--thresholds", "0.6", "--modes", "threshold", "--max-tokens", "48", "--workers", str(workers), "--no-compiled",
+        "--thresholds", "0.6", "--modes", "threshold", "--max-tokens", "48", "--workers", str(workers),
         timeout=280,
     )  # fmt: skip
     results: dict[str, Any] = json.loads(driver.run("cat", "out/results.json").stdout)

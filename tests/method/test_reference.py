@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
-from mars_ray.errors import ConfigError
 from mars_ray.method.logits import logits_at
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
@@ -132,23 +131,6 @@ def test_a_stop_token_inside_a_chunk_ends_the_sequence_there(network: PreTrained
 
 def test_no_prompts_give_no_results(network: PreTrainedModel) -> None:
     assert decode(network, [], DecodeOptions(), mask_id=MASK_ID) == []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"threshold": 1.2}, "threshold is 1.2"),
-        ({"threshold": -0.1}, "threshold is -0.1"),
-        ({"threshold": -0.1, "metric": Metric.ENTROPY}, "threshold is -0.1"),
-        ({"threshold": float("nan")}, "threshold is nan"),
-        ({"block": 0}, "block is 0"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"mode": "exakt"}, "mode is 'exakt'"),
-    ],
-)
-def test_an_option_out_of_range_is_named(wrong: dict, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        DecodeOptions(**wrong)
 
 
 @torch.no_grad()

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from mars_ray.method import cross_entropy, tiles
-from mars_ray.method.cross_entropy import cross_entropies
-from mars_ray.method.loss import StreamLoss, training_logits
+from mars_ray.method import loss, tiles
+from mars_ray.method.loss import StreamLoss, cross_entropies, training_logits
 from mars_ray.method.streams import IGNORE, PADDING, Streams, clean_stream, mars_streams, random_phases
 from mars_ray.method.tiles import ATTENTION, lay_out
 from tests.factories.token_rows import MASK_ID, packed
@@ -80,7 +79,7 @@ def test_every_slot_that_holds_a_token_has_one_place(layout: list) -> None:
 def test_cross_entropy_in_chunks_is_plain_cross_entropy(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, share: float
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "CHUNK_NUMBERS", 3 * 50)
+    monkeypatch.setattr(loss, "CHUNK_NUMBERS", 3 * 50)
     generator = torch.Generator().manual_seed(0)
     logits_MV = torch.randn(11, 50, generator=generator).to(dtype).requires_grad_()
     label_M, weight_M = torch.randint(50, (11,), generator=generator), torch.rand(11, generator=generator)

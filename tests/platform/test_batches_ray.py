@@ -31,7 +31,7 @@ def config(folder: Path) -> Path:
     args = {
         "storage": str(folder / "store"),
         "control": SOON,
-        "engine": {"max_num_seqs": 8, "threads": 1, "compiled": False},
+        "engine": {"max_num_seqs": 8, "threads": 1},
     }
     return deploy_file(folder / "serve.yaml", args)
 

@@ -18,7 +18,7 @@ from tests.serve.cluster_samples import GATEWAY, STEP_SECONDS, Cluster, cluster,
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 MODELS = "ray::ServeReplica:mars:Models"
-SMALL: dict[str, Any] = {"model": "bundled", "engine": {"compiled": False}}
+SMALL: dict[str, Any] = {"model": "bundled"}
 
 
 def send(running: Cluster, method: str, path: str, body: Any = None) -> tuple[int, Any]:

@@ -114,7 +114,7 @@ def kill(running: Cluster, victim: str) -> None:
 
 def test_no_row_is_lost_and_every_model_answers_again_whatever_dies(tmp_path: Path) -> None:
     adapters = {name: saved_adapter(tmp_path / name, 3 + index) for index, name in enumerate(NAMES[2:])}
-    small = {"model": "bundled", "engine": {"compiled": False}, "adapters": {"formal": adapters["formal"]}}
+    small = {"model": "bundled", "adapters": {"formal": adapters["formal"]}}
     args = {
         "storage": str(tmp_path / "storage"),
         "adapters": {name: adapters[name] for name in ("style", "terse")},

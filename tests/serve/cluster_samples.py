@@ -43,7 +43,7 @@ def deploy_file(path: Path, args: dict[str, Any], *, gateways: int = 1, **engine
                 "name": "mars",
                 "route_prefix": "/",
                 "import_path": "mars_ray.ray_serve:build_openai_app",
-                "args": {"engine": {"compiled": False}} | args,
+                "args": args,
                 "deployments": [
                     {"name": "Engine", **soon, **engine},
                     {"name": "Gateway", "num_replicas": gateways, **soon},

@@ -114,8 +114,7 @@ class Keyed:
 
 
 def config_of(**fields: Any) -> Any:
-    """Settings for tests: nothing is compiled."""
-    fields["engine"] = {"compiled": False} | fields.get("engine", {})
+    """Settings of an endpoint."""
     return parse_config(settings_class(), fields)
 
 

@@ -97,7 +97,7 @@ def test_under_lasting_load_engines_come_although_thresholds_fell_and_then_thres
             "threshold": CEILING,
             "classes": CLASSES,
             "control": {"policy": "capacity"} | SOON,
-            "engine": {"max_num_seqs": 4, "max_waiting_seqs": 64, "compiled": False},
+            "engine": {"max_num_seqs": 4, "max_waiting_seqs": 64},
         },
         autoscaling_config={
             "min_replicas": 1,

@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 ROOM = 1
 """Of the endpoint under a prefix: a block of a stage is more, however fast the engine is."""
 SETTINGS = {
-    "engine": {"compiled": False, "max_num_seqs": 8},
+    "engine": {"max_num_seqs": 8},
     "limits": {"requests_per_key": ROOM},
     "threshold": 0.9,
 }
 SMALL = {
     "name": "small",
     "controller": "shops",
-    "engine": {"compiled": False, "max_num_seqs": 2, "max_waiting_seqs": 2},
+    "engine": {"max_num_seqs": 2, "max_waiting_seqs": 2},
     "threshold": 0.5,
 }
 QUESTION = [{"role": "user", "content": "Ann, Bob: put them in a numbered list."}]

@@ -50,7 +50,7 @@ def test_load_lowers_the_threshold_and_raises_tokens_per_forward_until_the_load_
         {
             "classes": [{"name": "standard", "floor": 0.8}],
             "control": {"max_accuracy_loss": 0.05} | SOON,
-            "engine": {"rehearse": MACHINE, "max_num_seqs": 4, "max_waiting_seqs": 64, "compiled": False},
+            "engine": {"rehearse": MACHINE, "max_num_seqs": 4, "max_waiting_seqs": 64},
         },
     )
     with cluster("--config", str(config)) as started:

@@ -63,9 +63,7 @@ def elastic(tmp_path: Path) -> Iterator[Cluster]:
     """One engine, and a second one within seconds when there is work for it."""
     soon = {"upscale_delay_s": 1, "downscale_delay_s": 3, "look_back_period_s": 11}
     scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4, **soon}
-    config = deploy_file(
-        tmp_path / "serve.yaml", {"engine": {"max_num_seqs": 8, "compiled": False}}, autoscaling_config=scaling
-    )
+    config = deploy_file(tmp_path / "serve.yaml", {"engine": {"max_num_seqs": 8}}, autoscaling_config=scaling)
     with cluster("--config", str(config)) as started:
         yield started
 

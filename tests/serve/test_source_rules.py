@@ -50,14 +50,9 @@ def test_pickles_are_read_only_from_the_socket_pair_of_an_engine_and_its_parent(
     # Ray pickles what a driver hands its workers; theirs are bytes so that who passes them on need not read them.
     of_a_job = {"batch/ray/decoder.py", "batch/ray/generate_files.py", "batch/ray/processor.py"}
     assert unpickling == {"engine/process/messages.py"} | of_a_job
-    loading = {file for file, tree in SOURCES.items() for name, _ in calls_in(tree) if name == "torch.load"}
+    names = {"torch.load", "torch.compiler.load_compiled_function"}
+    loading = {file for file, tree in SOURCES.items() for name, _ in calls_in(tree) if name in names}
     assert loading == set()
-
-
-def test_compiled_steps_are_read_in_one_place_only() -> None:
-    """Loading one runs what it holds, as a pickle would; `tests/engine/test_compiled.py` has whose files are loaded."""
-    loading = {file for file, tree in SOURCES.items() for name, _ in calls_in(tree) if "load_compiled" in name}
-    assert loading == {"engine/execution/compiled.py"}
 
 
 @pytest.mark.platform
@@ -150,5 +145,5 @@ def test_a_python_started_from_here_imports_nothing_from_the_working_directory()
         for place, each in enumerate(node.elts)
         if ast.unparse(each) == "sys.executable"
     ]
-    assert len(started) >= 5
+    assert len(started) >= 4
     assert [words for words in started if words[1:] != ["'-P'", "'-m'"]] == []

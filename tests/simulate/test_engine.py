@@ -41,11 +41,11 @@ class Clocked(Engine):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.now_s = 0.0
-        options = EngineOptions(max_num_seqs=ROWS, threshold=THRESHOLD, compiled=False)
+        options = EngineOptions(max_num_seqs=ROWS, threshold=THRESHOLD)
         super().__init__(checkpoint, options, clock=lambda: self.now_s, new_seed=lambda: 0)
         self.step_time.model = TIMES
         self.step_time.observe = lambda work, seconds: None  # type: ignore[method-assign]
-        run_forward = self._runner.run
+        run_forward = self._forwards.runner.run
 
         def run_and_wait(packed):  # type: ignore[no-untyped-def]
             decoding = [scheduled for scheduled in self.batch if scheduled.is_decode]
@@ -66,7 +66,7 @@ class Clocked(Engine):
             self.batch = schedule(masks_for)
             return self.batch
 
-        self._runner.run = run_and_wait  # type: ignore[method-assign]
+        self._forwards.runner.run = run_and_wait  # type: ignore[method-assign]
         self._scheduler.schedule = schedule_and_note  # type: ignore[method-assign]
 
 

@@ -10,9 +10,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.training import allocated_peak
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import clean_stream
+from mars_ray.training.checkpoint import shard
 from mars_ray.training.config import ComputeSection
 from mars_ray.training.loop import new_accelerator
-from mars_ray.training.sharding import shard
 from mars_ray.training.step import train_step
 from tests.factories.token_rows import packed
 from tests.training.memory_samples import QWEN, Shape, sharded, whole

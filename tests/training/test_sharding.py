@@ -19,11 +19,11 @@ from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.errors import ConfigError
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import clean_stream
+from mars_ray.training.checkpoint import shard
 from mars_ray.training.config import ComputeSection, TrainConfig
 from mars_ray.training.loop import TrainingRun, new_accelerator
 from mars_ray.training.metrics import read_metrics
 from mars_ray.training.run_folder import RunFolder
-from mars_ray.training.sharding import shard
 from mars_ray.training.step import train_step
 from tests.factories.token_rows import packed
 from tests.training.test_loop import FolderStore

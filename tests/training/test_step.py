@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from mars_ray.errors import DivergedError
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import mars_streams
-from mars_ray.training.lookahead import look_ahead
-from mars_ray.training.step import StepLosses, train_step
+from mars_ray.training.step import StepLosses, look_ahead, train_step
 from tests.factories.token_rows import MASK_ID, packed
 
 ROWS = packed([[[False, True, True, True, True]], [[False] * 4 + [True]], [[False, True]] * 2], seed=5)

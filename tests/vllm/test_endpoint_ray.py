@@ -60,7 +60,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
     """Answers of our own engine, one token at a time."""
-    with LLM("bundled", dtype="float32", engine="mars", compiled=False) as llm:
+    with LLM("bundled", dtype="float32", engine="mars") as llm:
         outputs = llm.chat(QUESTIONS, SamplingParams(max_tokens=MAX_TOKENS), mode="ar")
     return [output.text for output in outputs]
 

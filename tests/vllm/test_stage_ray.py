@@ -25,7 +25,7 @@ SAMPLING = SamplingParams(max_tokens=24)
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    with LLM("bundled", dtype="float32", engine="mars", compiled=False) as llm:
+    with LLM("bundled", dtype="float32", engine="mars") as llm:
         return [output.text for output in llm.chat(QUESTIONS, SAMPLING, mode="ar")]
 
 

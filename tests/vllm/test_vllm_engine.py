@@ -60,7 +60,7 @@ def llm() -> Iterator[LLM]:
 
 @cache
 def ours() -> LLM:
-    return LLM("bundled", dtype="float32", engine="mars", compiled=False)
+    return LLM("bundled", dtype="float32", engine="mars")
 
 
 def request(name: str, prompt: Any, *, service_class: str = "standard", decode: DecodeParams | None = None) -> Request:

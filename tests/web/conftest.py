@@ -34,9 +34,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def locked(keys: dict[str, str]) -> Iterator[Served]:
-    """An endpoint with keys; compiled where pictures are taken of it."""
-    engine = {"compiled": "MARS_RAY_PICTURES" in os.environ}
-    config = config_of(keys=keys["file"], threshold=0.99, control={"policy": "fixed"}, engine=engine)
+    """An endpoint with keys."""
+    config = config_of(keys=keys["file"], threshold=0.99, control={"policy": "fixed"})
     with served(config) as endpoint:
         yield endpoint
 

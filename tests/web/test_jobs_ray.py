@@ -19,7 +19,7 @@ ROWS = 4000
 @pytest.fixture
 def roomy(tmp_path: Path) -> Iterator[Cluster]:
     """An endpoint that leaves the CPUs to jobs."""
-    fields = {"control": SOON, "engine": {"max_num_seqs": 4, "compiled": False}}
+    fields = {"control": SOON, "engine": {"max_num_seqs": 4}}
     config = deploy_file(tmp_path / "serve.yaml", fields, ray_actor_options={"num_cpus": 0})
     with cluster("--config", str(config)) as started:
         yield started
@@ -53,7 +53,7 @@ def test_a_job_with_a_deadline_on_the_cluster_is_shown_with_its_progress_and_goe
     expect(view.locator("#classes tr").first).to_be_visible(timeout=1000 * STEP_SECONDS)
     expect(view.locator("#jobs-card")).to_be_hidden()
     with subprocess.Popen(
-        [str(COMMAND), *words, "--workers", "1", "--no-compiled"],
+        [str(COMMAND), *words, "--workers", "1"],
         env=environment | {"RAY_ADDRESS": address_of(roomy), "RAY_AUTH_MODE": "token"},
         stderr=subprocess.PIPE,
         text=True,

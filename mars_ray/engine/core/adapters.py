@@ -7,15 +7,17 @@ keeps the adapter that it began with, and an adapter is freed once it has neithe
 
 from collections import abc
 from dataclasses import dataclass
+from pathlib import Path
 
 from mars_ray.adapter.card import AdapterCard
-from mars_ray.adapter.folder import Adapter
-from mars_ray.engine.execution.mask_sampler import mask_rows
-from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow, ModelRunner, PackedAdapter
+from mars_ray.adapter.folder import Adapter, AdapterLoader
+from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow, ModelRunner, PackedAdapter, Picks
 from mars_ray.engine.request import Request, check_adapter
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.errors import AdapterError
 from mars_ray.model.card import Card
+from mars_ray.model.checkpoint import Checkpoint
 
 BLOCK_WITHOUT_CARD = 8
 """Default block, for a checkpoint whose card does not set one."""
@@ -50,12 +52,15 @@ class MaskDecoder:
 
 
 class Adapters:
-    """The adapters of one base model, whose card is `card`, for the steps of `runner`."""
+    """The adapters of the model `base`, for the steps of `runner`."""
 
-    def __init__(self, runner: ModelRunner, by_name: abc.Mapping[str | None, LoadedAdapter], card: Card | None) -> None:
+    def __init__(self, runner: ModelRunner, base: Checkpoint, by_name: AdaptersByName) -> None:
+        """Pack the adapters `by_name`. Raises `AdapterError` if one does not fit the model."""
         self._runner = runner
-        self._card = card
-        self._unnamed = by_name.get(None)
+        self._card = base.card
+        self._loader = AdapterLoader(base.folder) if base.folder else None
+        packed = {name: self.pack(adapter) for name, adapter in by_name.items()}
+        self._unnamed = packed.get(None)
         self._named: dict[str, LoadedAdapter] = {}
         self._base_knows_masks = self._unnamed is None
         """Whether masks help the base model. If it has adapters and no card, it was not trained on masks."""
@@ -63,7 +68,17 @@ class Adapters:
         """Decoder of each request that has not ended."""
         self._numbers: dict[LoadedAdapter, int] = {}
         """Index of each adapter in the runner's list."""
-        self.set({name: adapter for name, adapter in by_name.items() if name is not None})
+        self.set({name: adapter for name, adapter in packed.items() if name is not None})
+
+    def load(self, folder: Path) -> LoadedAdapter:
+        """Load and pack an adapter, as `Engine.load_adapter` does."""
+        if self._loader is None:
+            raise AdapterError(f"{folder} cannot be checked, because this model was not loaded from a folder.")
+        return self.pack(self._loader.load(folder))
+
+    def pack(self, adapter: Adapter) -> LoadedAdapter:
+        """Pack an adapter. Raises `AdapterError` if it does not fit the model."""
+        return LoadedAdapter(self._runner.pack(adapter.lora), adapter.card)
 
     @property
     def default(self) -> MaskDecoder:
@@ -113,19 +128,15 @@ class Adapters:
         """Return the largest block of a sequence; 1 if masks do not help it."""
         return self._of_request[sequence.request.id].block
 
-    def correct_masks(self, batch: list[ScheduledSequence], picks: list[slice], output: ForwardOutput) -> None:
-        """Correct the logits of masks in `output` with the sampler heads of their adapters.
-
-        `picks` holds the picks of each sequence, beginning at its last token.
-        """
+    def correct_masks(self, batch: list[ScheduledSequence], picks: list[Picks], output: ForwardOutput) -> None:
+        """Correct the logits of masks in `output` with the sampler heads of their adapters."""
         rows_by_adapter: dict[LoadedAdapter, list[MaskRow]] = {}
         for scheduled, sequence_picks in zip(batch, picks, strict=True):
             adapter = self._of_request[scheduled.sequence.request.id].adapter
             if scheduled.num_masks and adapter is not None:
-                rows_by_adapter.setdefault(adapter, []).extend(mask_rows(scheduled, sequence_picks))
+                rows_by_adapter.setdefault(adapter, []).extend(sequence_picks.rows)
         for adapter, rows in rows_by_adapter.items():
-            if rows:
-                adapter.packed.sampler.correct(output, rows)
+            adapter.packed.sampler.correct(output, rows)
 
     def check(self, request: Request) -> None:
         """Raise a `RequestError` if the adapter of a request is unknown."""

@@ -14,20 +14,17 @@ from collections import abc
 from dataclasses import replace
 from pathlib import Path
 
-from mars_ray.adapter.folder import Adapter, AdapterLoader
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason
-from mars_ray.engine.core.adapters import Adapters, AdaptersByName, LoadedAdapter
+from mars_ray.engine.core.adapters import AdaptersByName, LoadedAdapter
+from mars_ray.engine.core.forwards import Forwards
 from mars_ray.engine.core.limits import resolve_limits
 from mars_ray.engine.core.sequences import ClassThresholds, new_sequences
-from mars_ray.engine.execution.choose_runner import choose_runner
-from mars_ray.engine.execution.input_packer import InputPacker
-from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Grammars
-from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import LOSSLESS, Request
-from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, picks_of, record
+from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, record
 from mars_ray.engine.sampling.proposals import logprobs_of, prompt_logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
 from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Scheduler
@@ -37,9 +34,7 @@ from mars_ray.engine.stats.block_choice import BlockChoice
 from mars_ray.engine.stats.engine_stats import EngineStats, predicted_s
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.engine.stats.state import EngineState
-from mars_ray.engine.stats.step_clock import step_clock
-from mars_ray.engine.stats.step_time import StepTimeFit
-from mars_ray.errors import AdapterError, ConfigError, GrammarError, MarsRayError, RequestError, StepError
+from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 
 AUDIT_EVERY = 16
@@ -84,23 +79,15 @@ class Engine:
             clock=clock,
             step_s=lambda batch: predicted_s(self.step_time.model, batch),
         )
-        self._cache = SlotKVCache(network.config, network.dtype, network.device)
-        folder = checkpoint.folder if consume else None
-        self._runner, self.kernels = choose_runner(
-            network, self._cache, checkpoint.mask_id, options, consume=consume, folder=folder
-        )
-        """Description of the runner for reports."""
-        loaded = {name: self.pack_adapter(adapter) for name, adapter in (adapters or {}).items()}
-        self._adapters = Adapters(self._runner, loaded, checkpoint.card)
-        self._loader = AdapterLoader(checkpoint.folder) if checkpoint.folder else None
-        self._packer = InputPacker(checkpoint.mask_id, limits.max_model_len, network.device, self._adapters.number)
+        self._forwards = Forwards(checkpoint, options, adapters or {}, consume=consume)
+        self._adapters = self._forwards.adapters
+        self.kernels = self._forwards.kernels
         self.grammars = Grammars(checkpoint, limits.vocab_size)
         """Compiled grammars of requests; `add` compiles a grammar that was not prepared."""
         self.profile = Profile(self.block, self._adapters.calibration)
-        self.step_time = StepTimeFit()
+        self._stats = EngineStats(self._thresholds.by_class, clock, step_model=options.step_model, sleep=sleep)
+        self.step_time = self._stats.step_time
         self._blocks = BlockChoice(self.profile, self.step_time)
-        self._step_clock = step_clock(options.step_model, clock, sleep)
-        self._stats = EngineStats(self._thresholds.by_class, self.step_time, clock, self._step_clock)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
@@ -122,13 +109,7 @@ class Engine:
 
         Raises `AdapterError` if the adapter is missing, incomplete, or does not fit the model.
         """
-        if self._loader is None:
-            raise AdapterError(f"{folder} cannot be checked, because this model was not loaded from a folder.")
-        return self.pack_adapter(self._loader.load(folder))
-
-    def pack_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """Pack an adapter, as `load_adapter` does. Raises `AdapterError` if it does not fit the model."""
-        return LoadedAdapter(self._runner.pack(adapter.lora), adapter.card)
+        return self._adapters.load(folder)
 
     def set_adapters(self, adapters: abc.Mapping[str, LoadedAdapter]) -> None:
         """Replace the adapters with a name between two steps. Requests keep the adapter that they began with."""
@@ -168,7 +149,7 @@ class Engine:
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
-            modelled=self._step_clock.modelled(),
+            modelled=self._stats.modelled,
         )
 
     def add(self, request: Request) -> None:
@@ -215,18 +196,14 @@ class Engine:
             raise ConfigError(f"{self.running} sequences run; clear the cache when no sequence runs.")
         self._slots.clear()
 
-    def wait_until_compiled(self) -> None:
-        """Wait until all steps are compiled. Without this call the first steps run eagerly."""
-        self._runner.wait_until_compiled()
-
     def close(self) -> None:
-        """Stop background compilation. Call no other method afterwards."""
-        self._runner.close()
+        """Leave the network without the engine's hooks. Call no other method afterwards."""
+        self._forwards.runner.close()
 
     def _schedule(self) -> list[ScheduledSequence]:
         batch = self._scheduler.schedule(self._masks_for)
         if self._slots.operations:
-            self._cache.apply(self._slots.operations)
+            self._forwards.cache.apply(self._slots.operations)
             self._slots.operations.clear()
         return batch
 
@@ -238,25 +215,22 @@ class Engine:
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit. If the forward fails, run each sequence alone."""
         try:
-            inputs, picks = self._packer.pack(batch, self._slots.num_active, audit=audit)
-            output = self._runner.run(inputs)
-            choosing = [picks_of(*scheduled) for scheduled in zip(batch, picks, strict=True)]
-            self._adapters.correct_masks(batch, choosing, output)
-            proposed = propose_all(batch, choosing, output)
+            picks, output, kv_tokens = self._forwards.run(batch, audit=audit)
+            proposed = propose_all(batch, picks, output)
         except Exception as error:  # out of memory or a bug in the model's code; other sequences must go on
             if len(batch) == 1:
                 return [self._fail(batch[0].sequence, error)]
             # Running again is safe, because a forward only writes keys and values, which are overwritten.
             return [chunk for scheduled in batch for chunk in self._run([scheduled], audit)]
-        self._stats.forward_ended(batch, inputs.kv_tokens)
+        self._stats.forward_ended(batch, kv_tokens)
         chunks = []
-        for scheduled, span, proposals in zip(batch, picks, proposed, strict=True):
+        for scheduled, read, proposals in zip(batch, picks, proposed, strict=True):
             sequence = scheduled.sequence
             try:
                 if sequence.prompt_logprobs is not None:
-                    sequence.prompt_logprobs += prompt_logprobs_of(scheduled, span, output)
+                    sequence.prompt_logprobs += prompt_logprobs_of(scheduled, read, output)
                 if scheduled.has_logits:
-                    chunks.append(self._verify_and_commit(scheduled, span, proposals, output))
+                    chunks.append(self._verify_and_commit(scheduled, read, proposals, output))
                 else:
                     sequence.num_computed_tokens += scheduled.num_tokens
             except Exception as error:  # an error here concerns one sequence only
@@ -264,7 +238,7 @@ class Engine:
         return chunks
 
     def _verify_and_commit(
-        self, scheduled: ScheduledSequence, picks: slice, proposals: Proposals, output: ForwardOutput
+        self, scheduled: ScheduledSequence, picks: Picks, proposals: Proposals, output: ForwardOutput
     ) -> Chunk:
         sequence = scheduled.sequence
         scored, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs or ()), None
@@ -275,14 +249,14 @@ class Engine:
         rule = acceptance or LOSSLESS  # without masks nothing is accepted
         left = sequence.max_tokens - sequence.num_output_tokens
         price = self._blocks.draft_price(sequence, rule)
-        verified = verify(proposals, sequence.draft_tokens, rule, price, sequence.stop_ids, left)
+        verified = verify(proposals, sequence.drafts.tokens, rule, price, sequence.stop_ids, left)
         record(self.profile, scheduled, picks, verified, output, acceptance, price)
         count = sequence.request.sampling.logprobs
-        audits = () if count is None else audits_of(scheduled, picks, output)
+        audits = () if count is None else audits_of(sequence, picks, output)
         emitted = advance(sequence, verified)
         if emitted.tokens:
             self._stats.gained(sequence)
-        chosen = chosen_picks(scheduled, picks, verified)
+        chosen = chosen_picks(picks, verified)
         return Chunk(
             request_id=sequence.request.id,
             index=sequence.index,
@@ -334,5 +308,5 @@ class Engine:
         chunks = [self._fail(sequence, error) for sequence in list(self._scheduler.running) or waiting]
         self._free_ended()
         self.clear_cache()
-        self._cache.resize(0, 0)
+        self._forwards.cache.resize(0, 0)
         return chunks

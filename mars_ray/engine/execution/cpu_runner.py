@@ -81,11 +81,8 @@ class CPURunner:
         self._threads.took(len(batch.id_N), time.perf_counter() - began_s, lost_cores() - lost_before)
         return ForwardOutput(*output)
 
-    def wait_until_compiled(self) -> None:
-        """Return at once, because the kernels are compiled before the first step."""
-
     def close(self) -> None:
-        """Do nothing, because nothing runs in the background."""
+        """Do nothing, because adapters are never attached to the network."""
 
 
 class _Head(ctypes.Structure):

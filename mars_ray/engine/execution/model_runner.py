@@ -20,6 +20,23 @@ class MaskRow:
     """Indices of the picks at the masks."""
 
 
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """The positions of one sequence whose logits a forward reads, as indices into the picks of the forward."""
+
+    before: range
+    """Tokens before the last one, read for an audit or for the log-probabilities of a prompt."""
+    verifying: range = range(0)
+    """The last token and each draft. Empty for a part of a prompt that stops short of the prompt's end."""
+    masks: tuple[range, ...] = ()
+    """The row of masks after the last token, and after each draft."""
+
+    @property
+    def rows(self) -> list[MaskRow]:
+        """The rows that have masks."""
+        return [MaskRow(behind, row) for behind, row in zip(self.verifying, self.masks, strict=True) if row]
+
+
 @dataclass(slots=True)
 class ForwardOutput:
     """The output of a forward at the M picked positions. The mask token has probability 0 everywhere."""
@@ -71,8 +88,5 @@ class ModelRunner(Protocol):
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which writes the keys and values of all its positions to the cache."""
 
-    def wait_until_compiled(self) -> None:
-        """Compile all missing steps now and wait for them. Returns at once if this runner compiles nothing."""
-
     def close(self) -> None:
-        """Stop all work in the background."""
+        """Remove all adapters from the network."""

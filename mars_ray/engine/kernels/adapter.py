@@ -45,55 +45,50 @@ class FusedLoRA:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-class AdapterPacker:
-    """Packs adapters of the decoder `body`, whose groups of linear layers are `together`.
+def pack_adapter(
+    lora: GatedLoRA,
+    layers: Sequence[nn.Module],
+    groups: Sequence[tuple[str, ...]],
+    kind: Format,
+    dtype: torch.dtype,
+    layout: WeightLayout,
+) -> FusedLoRA:
+    """Pack an adapter that fits the decoder layers `layers`, whose linear layers are packed in `groups` of names.
 
-    Factors are packed as `kind` for the kernels' `layout`, after they are rounded to `dtype`.
+    Factors are packed as `kind` for the kernels' `layout`, after they are rounded to `dtype`. Any thread may call it.
     """
+    packed = FusedLoRA(lora.shape.masks)
 
-    def __init__(
-        self, body: Any, together: Sequence[tuple[str, ...]], kind: Format, dtype: torch.dtype, layout: WeightLayout
-    ) -> None:
-        self._body = body
-        self._together = together
-        self._kind = kind
-        self._dtype = dtype
-        self._layout = layout
+    def matrix(weight: Tensor) -> Matrix:
+        linear = pack_weight(weight.to(dtype), None, kind, layout)
+        packed.tensors += [tensor for tensor in linear.tensors if tensor is not None]
+        return linear.matrix
 
-    def pack(self, lora: GatedLoRA) -> FusedLoRA:
-        """Pack an adapter that fits the decoder. Any thread may call it."""
-        packed = FusedLoRA(lora.shape.masks)
-        layers = range(len(self._body.layers))
-        pairs = [self._low_rank(packed, lora, layer, names) for layer in layers for names in self._together]
-        packed.pairs = (_LowRank * len(pairs))(*pairs)
-        embedding = lora.mask_embedding_KH.detach().to(self._dtype, copy=True).contiguous()
-        packed.tensors.append(embedding)
-        packed.structure = AdapterStruct(
-            mask_embedding=embedding.data_ptr(),
-            pairs=ctypes.addressof(packed.pairs),
-            ranks=max(pair.down.columns for pair in pairs),
-        )
-        return packed
-
-    def _low_rank(self, packed: FusedLoRA, lora: GatedLoRA, layer: int, names: tuple[str, ...]) -> _LowRank:
-        linears = [f"model.layers.{layer}.{name}" for name in names]
-        if not any(linear in lora.factors for linear in linears):
+    def low_rank(number: int, names: tuple[str, ...]) -> _LowRank:
+        if not any(f"model.layers.{number}.{name}" in lora.factors for name in names):
             return _LowRank(parts=0)
         downs = []
         ups = []
-        for linear in linears:
-            module = self._body.layers[layer].get_submodule(linear.split(".", 3)[3])
-            down = torch.zeros(1, module.in_features)
-            up = torch.zeros(module.out_features, 1)
-            if linear in lora.factors:
-                down = lora.factors[linear].a.detach()
-                up = lora.factors[linear].b.detach() * lora.scale
-            missing = -down.shape[0] % self._kind.multiple
+        for name in names:
+            linear: Any = layers[number].get_submodule(name)
+            down = torch.zeros(1, linear.in_features)
+            up = torch.zeros(linear.out_features, 1)
+            factors = f"model.layers.{number}.{name}"
+            if factors in lora.factors:
+                down = lora.factors[factors].a.detach()
+                up = lora.factors[factors].b.detach() * lora.scale
+            missing = -down.shape[0] % kind.multiple
             downs.append(nn.functional.pad(down, (0, 0, 0, missing)))
-            ups.append(self._weight(packed, nn.functional.pad(up, (0, missing))))
-        return _LowRank(down=self._weight(packed, torch.cat(downs)), up=(Matrix * 3)(*ups), parts=len(ups))
+            ups.append(matrix(nn.functional.pad(up, (0, missing))))
+        return _LowRank(down=matrix(torch.cat(downs)), up=(Matrix * 3)(*ups), parts=len(ups))
 
-    def _weight(self, packed: FusedLoRA, weight: Tensor) -> Matrix:
-        linear = pack_weight(weight.to(self._dtype), None, self._kind, self._layout)
-        packed.tensors += [tensor for tensor in linear.tensors if tensor is not None]
-        return linear.matrix
+    pairs = [low_rank(number, names) for number in range(len(layers)) for names in groups]
+    packed.pairs = (_LowRank * len(pairs))(*pairs)
+    embedding = lora.mask_embedding_KH.detach().to(dtype, copy=True).contiguous()
+    packed.tensors.append(embedding)
+    packed.structure = AdapterStruct(
+        mask_embedding=embedding.data_ptr(),
+        pairs=ctypes.addressof(packed.pairs),
+        ranks=max(pair.down.columns for pair in pairs),
+    )
+    return packed

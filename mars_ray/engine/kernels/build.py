@@ -13,10 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mars_ray.engine.kernels.compiler import SUFFIX, compile_kernels, find_compiler
 from mars_ray.engine.kernels.families import VARIABLE, KernelError, KernelFamily, chosen_family, supported_families
 from mars_ray.engine.kernels.library_file import (
+    SUFFIX,
     built_library,
+    compile_kernels,
+    find_compiler,
     find_libraries,
     is_intact,
     library_name,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mars_ray.adapter.gated_lora import GatedLoRA
-from mars_ray.engine.kernels.adapter import AdapterPacker, FusedLoRA
+from mars_ray.engine.kernels.adapter import FusedLoRA, pack_adapter
 from mars_ray.engine.kernels.architectures import Activation, architecture_of, odd_sizes
 from mars_ray.engine.kernels.build import kernel_library
 from mars_ray.engine.kernels.families import KernelError
@@ -27,10 +27,8 @@ from mars_ray.engine.kernels.packed import GROUP, Format, Matrix, PackedLinear, 
 from mars_ray.engine.kv.attention import Layers
 from mars_ray.engine.kv.forward_batch import ForwardBatch
 
-PER_POSITION = tuple(
-    field.name for field in fields(ForwardBatch) if field.name.endswith("_N") and field.name != "back_N"
-)
-"""Fields that describe the packed positions; `back_N` belongs to the attention rectangles."""
+PER_POSITION = tuple(field.name for field in fields(ForwardBatch) if field.name.endswith("_N"))
+"""Fields that describe the packed positions."""
 GATE_UP = 2
 """Number of the gate and up projection among the groups of linear layers."""
 FIRST_ROTATIONS = 512
@@ -123,8 +121,7 @@ class FusedDecoder:
         self._model = self._describe(network, mask_id)
         self._layer_packer.keep()
         # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
-        low = plain if network.dtype == torch.float32 or odd else Format.INT8
-        self._packer = AdapterPacker(self._body, self._architecture.linears, low, network.dtype, self._layout)
+        self._adapter_kind = plain if network.dtype == torch.float32 or odd else Format.INT8
         self._network = network
         self._rotations = self._architecture.rotations(self._body, torch.arange(FIRST_ROTATIONS))
         """Cosines and sines of the first positions, which grow with the longest sequence."""
@@ -137,7 +134,8 @@ class FusedDecoder:
         The adapter must not be attached to the network. Raises `AdapterError` if its sizes do not match.
         """
         lora.check_fits(self._network)
-        return self._packer.pack(lora)
+        linears = self._architecture.linears
+        return pack_adapter(lora, self._body.layers, linears, self._adapter_kind, self._dtype, self._layout)
 
     def unembedding(self) -> Tensor:
         """Return the output embedding [V, H], unpacked if the network no longer has it.
@@ -155,9 +153,8 @@ class FusedDecoder:
         """Return tokens, confidences, logits and last hidden states at the M picked positions.
 
         The token is the most likely one, and its confidence is its probability. Logits are float32 [M, V]; hidden
-        states are [M, H] in the dtype of the network. Keys and values of all N positions are written to `layers`. The
-        attention rectangles of the batch are not used. Masks are embedded and adapted by `adapters`, to which the batch
-        refers by index.
+        states are [M, H] in the dtype of the network. Keys and values of all N positions are written to `layers`. Masks
+        are embedded and adapted by `adapters`, to which the batch refers by index.
         """
         self._point_into(layers)
         picks = len(batch.pick_M)
@@ -278,7 +275,7 @@ class FusedDecoder:
 
 
 def _by_adapter(batch: ForwardBatch) -> ForwardBatch:
-    """Sort the positions by adapter, positions without an adapter first. The attention rectangles stay as they are."""
+    """Sort the positions by adapter, positions without an adapter first."""
     order_N = batch.adapter_N.argsort(stable=True)
     sorted_fields = {name: getattr(batch, name)[order_N] for name in PER_POSITION}
     return replace(batch, pick_M=order_N.argsort()[batch.pick_M], **sorted_fields)

@@ -1,4 +1,4 @@
-"""Attention of one engine step over the KV cache, for any unmodified HF decoder.
+"""Attention of one engine step over the KV cache, for any unmodified HF decoder, sequence by sequence.
 
 The keys and values of the N packed positions are written to the cache, and queries attend to the cache only, never to a
 column that was not written.
@@ -6,8 +6,8 @@ column that was not written.
 `attend` is registered with transformers under `ATTENTION`. The model is called with `use_cache=False` and with the
 tensors of the step as keyword arguments, which it passes on to `attend`.
 
-Letters are those of `forward_batch`, and also H for query heads, K for key heads, G for query heads per key head, and D
-for the head size.
+Letters are those of `forward_batch`, and also P for the positions of one sequence, C for the columns that they read, H
+for query heads, K for key heads, G for query heads per key head, and D for the head size.
 """
 
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ Layers = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
-class Rectangle:
-    """Packed positions laid out for one attention call, with one row per slot."""
+class SlotView:
+    """The positions of one sequence and what they may attend to, which all layers share."""
 
-    where_RP: Tensor
-    """The packed position in each cell; filler cells hold an arbitrary position."""
-    position_RP: Tensor
+    positions: slice
+    """The packed positions."""
+    slot: int
+    position_P1: Tensor
     column_C: Tensor
-    """Columns of the cache that the rectangle reads."""
-    visible: Tensor
-    """Attention mask [R, 1, G * P, C]: 0 where a position may attend to a column, otherwise -inf."""
+    visible_PC: Tensor
+    """Attention mask: 0 where a position may attend to a column, otherwise -inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +48,18 @@ class ScoreRules:
     """Soft cap: a score s becomes softcap * tanh(s / softcap)."""
 
 
-def decoding_rectangle(batch: ForwardBatch, groups: int, dtype: torch.dtype) -> Rectangle:
-    """Return the first rectangle of a step, with the active slots. All layers share it."""
-    return _rectangle(batch, batch.where_RP, batch.column_C, groups, dtype)
-
-
-def prefill_rectangle(batch: ForwardBatch, groups: int, dtype: torch.dtype) -> Rectangle | None:
-    """Return the second rectangle, with the slots that read prompts; None if all slots share the first one."""
-    if batch.prefill is None:
-        return None
-    return _rectangle(batch, batch.prefill.where_LQ, batch.prefill.column_C, groups, dtype)
-
-
-def _rectangle(batch: ForwardBatch, where_RP: Tensor, column_C: Tensor, groups: int, dtype: torch.dtype) -> Rectangle:
-    beyond_RPC = column_C - batch.prefix_N[where_RP][..., None]
-    behind_RP1 = batch.behind_N[where_RP][..., None]
-    hidden_RPC = (beyond_RPC >= 0) & ((behind_RP1 >> beyond_RPC.clamp(0, 63)) & 1 == 0)
-    return Rectangle(where_RP, batch.position_N[where_RP], column_C, _hidden(hidden_RPC, groups, dtype))
+def slot_views(batch: ForwardBatch, dtype: torch.dtype) -> list[SlotView]:
+    """Return the views of the sequences of a batch, in the order of their positions, with masks of `dtype`."""
+    views = []
+    start = 0
+    for span in batch.spans:
+        positions = slice(start, start := start + span.positions)
+        column_C = torch.arange(span.columns, device=batch.id_N.device)
+        beyond_PC = column_C - batch.prefix_N[positions, None]
+        hidden_PC = (beyond_PC >= 0) & ((batch.behind_N[positions, None] >> beyond_PC.clamp(0, 63)) & 1 == 0)
+        position_P1 = batch.position_N[positions, None]
+        views.append(SlotView(positions, span.slot, position_P1, column_C, _mask(hidden_PC, dtype)))
+    return views
 
 
 def attend(
@@ -77,77 +72,45 @@ def attend(
     scaling: float,
     layers: Layers,
     batch: ForwardBatch,
-    decoding: Rectangle,
-    prefill: Rectangle | None,
+    views: list[SlotView],
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Write keys and values to the cache, attend, and return the output [1, N, H, D].
-
-    `decoding` reads the active slots, which come first in the cache, as a slice; `prefill` reads copies of its slots.
-    """
-    scores = ScoreRules(scaling, sliding_window, softcap)
+    """Write keys and values to the cache, attend, and return the output [1, N, H, D]."""
     keys, values = layers[module.layer_idx]  # type: ignore[index]
-    # When compiled, index_copy_ into one slot would copy the whole layer; this assignment writes in place.
     keys[batch.slot_N, :, batch.target_N] = key_1KND[0].transpose(0, 1)
     values[batch.slot_N, :, batch.target_N] = value_1KND[0].transpose(0, 1)
-    if decoding.where_RP.shape[0] == 1 and prefill is None:
-        return _attend_alone(query_1HND, keys[:1], values[:1], decoding, scores), None
-    query_NHD = query_1HND[0].transpose(0, 1)
-    rows = decoding.where_RP.shape[0]
-    out_NHD = _attend(query_NHD, keys[:rows], values[:rows], decoding, scores)
-    if batch.prefill is not None and prefill is not None:
-        slot_L = batch.prefill.slot_L
-        columns = prefill.column_C.shape[0]
-        read = (keys[slot_L, :, :columns], values[slot_L, :, :columns])
-        out_NHD = torch.cat([out_NHD, _attend(query_NHD, *read, prefill, scores)])
-    return out_NHD[batch.back_N][None], None
+    scores = ScoreRules(scaling, sliding_window, softcap)
+    outs = [
+        _attend(query_1HND[0, :, view.positions], keys[view.slot], values[view.slot], view, scores) for view in views
+    ]
+    return torch.cat(outs, dim=1).transpose(0, 1)[None], None
 
 
-def _attend_alone(query_1HND: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
-    """Return attention [1, N, H, D] for a single active slot, whose cells are in packed order."""
-    _, heads, positions, size = query_1HND.shape
-    query = query_1HND.reshape(1, keys.shape[1], -1, size)
-    out = _scores_and_values(query, keys, values, within, scores)
-    return out.view(1, heads, positions, size).transpose(1, 2)
-
-
-def _attend(query_NHD: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
-    """Return attention [R * P, H, D] in one rectangle."""
-    rows, positions = within.where_RP.shape
-    heads = keys.shape[1]
-    size = query_NHD.shape[2]
-    groups = query_NHD.shape[1] // heads
-    # Query heads that share a key head become further positions, so that the keys are not copied for each query head.
-    query = query_NHD[within.where_RP].view(rows, positions, heads, groups, size).permute(0, 2, 3, 1, 4)
-    query = query.reshape(rows, heads, groups * positions, size)
-    out = _scores_and_values(query, keys, values, within, scores)
-    by_position = out.view(rows, heads, groups, positions, size).permute(0, 3, 1, 2, 4)
-    return by_position.reshape(rows * positions, heads * groups, size)
-
-
-def _scores_and_values(query: Tensor, keys: Tensor, values: Tensor, within: Rectangle, scores: ScoreRules) -> Tensor:
-    """Return attention of the queries [R, K, G * P, D] to the columns that each position may attend to."""
-    columns = within.column_C.shape[0]
-    visible = within.visible
+def _attend(query_HPD: Tensor, keys: Tensor, values: Tensor, view: SlotView, scores: ScoreRules) -> Tensor:
+    """Return the attention [H, P, D] of one sequence to its slot."""
+    columns = len(view.column_C)
+    key_KCD, value_KCD = keys[:, :columns], values[:, :columns]
+    visible_PC = view.visible_PC
     if scores.sliding_window is not None:
-        outside_RPC = within.column_C <= within.position_RP[..., None] - scores.sliding_window
-        visible = visible + _hidden(outside_RPC, query.shape[2] // within.where_RP.shape[1], visible.dtype)
-    keys = keys[:, :, :columns]
-    values = values[:, :, :columns]
+        outside_PC = view.column_C <= view.position_P1 - scores.sliding_window
+        visible_PC = visible_PC + _mask(outside_PC, visible_PC.dtype)
+    # Query heads that share a key head become further positions, so that the keys are not copied for each query head.
+    query = query_HPD.reshape(len(keys), -1, query_HPD.shape[2])
+    visible = visible_PC.repeat(query.shape[1] // len(visible_PC), 1)
     if scores.softcap is None:
-        return nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=visible, scale=scores.scaling)
-    capped = (query @ keys.transpose(2, 3) * scores.scaling / scores.softcap).tanh() * scores.softcap
-    weights = (capped + visible).softmax(dim=-1, dtype=torch.float32)
-    return weights.to(query.dtype) @ values
+        out = nn.functional.scaled_dot_product_attention(
+            query[None], key_KCD[None], value_KCD[None], attn_mask=visible, scale=scores.scaling
+        )
+    else:
+        capped = (query @ key_KCD.transpose(1, 2) * scores.scaling / scores.softcap).tanh() * scores.softcap
+        out = (capped + visible).softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value_KCD
+    return out.view(*query_HPD.shape)
 
 
-def _hidden(hidden_RPC: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Return the attention mask [R, 1, G * P, C] that hides columns, repeated for the G query heads of a key head."""
-    rows, positions, columns = hidden_RPC.shape
-    added_RPC = torch.zeros_like(hidden_RPC, dtype=dtype).masked_fill_(hidden_RPC, -torch.inf)
-    return added_RPC[:, None, None].expand(-1, -1, groups, -1, -1).reshape(rows, 1, groups * positions, columns)
+def _mask(hidden_PC: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(hidden_PC, dtype=dtype).masked_fill_(hidden_PC, -torch.inf)
 
 
 AttentionInterface.register(ATTENTION, attend)

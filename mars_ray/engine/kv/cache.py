@@ -1,6 +1,6 @@
 """The tensors of the KV cache: keys and values of each layer, as [slots, key heads, width, head size].
 
-Each slot is contiguous. `slot_allocator` decides when slots are copied, swapped or resized.
+Each slot is contiguous. `slot_allocator` decides when slots are copied or resized.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from mars_ray.engine.kv.attention import Layers
-from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Resize, Swap
+from mars_ray.engine.kv.slot_allocator import CacheOp, Copy, Resize
 
 
 def kv_shape(config: PretrainedConfig) -> tuple[int, int, int]:
@@ -44,10 +44,6 @@ class SlotKVCache:
             match operation:
                 case Copy(source, target, length):
                     torch._foreach_copy_(self._part(target, length), self._part(source, length))
-                case Swap(first, second, length):
-                    saved = [part.clone() for part in self._part(first, length)]
-                    torch._foreach_copy_(self._part(first, length), self._part(second, length))
-                    torch._foreach_copy_(self._part(second, length), saved)
                 case Resize(slots, width):
                     self.resize(slots, width)
 
@@ -59,20 +55,15 @@ class SlotKVCache:
         """Resize the cache to `slots` slots of `width` columns, keeping the content of the first slots that fits."""
         count, heads, size = self._shape
         old = self.layers
-        # Allocate at least two slots and one extra column, because a compiled step accepts any number of slots except 1
-        # and reads a part of a slot, never all of it. Fill with zeros, because filler positions must read numbers.
-        shape = (max(slots, 2), heads, width + 1, size)
         self.layers = []
         for layer in range(count):
+            # Filler positions read the cache, so it begins with numbers.
+            shape = (slots, heads, width, size)
             keys, values = (torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2))
             if old:
                 rows_kept = min(slots, old[layer][0].shape[0])
                 width_kept = min(width, old[layer][0].shape[2])
                 for new, source in zip((keys, values), old[layer], strict=True):
                     new[:rows_kept, :, :width_kept] = source[:rows_kept, :, :width_kept]
+                old[layer] = (keys, values)  # frees each old layer at once, because both caches may not fit into memory
             self.layers.append((keys, values))
-            if old:
-                old[layer] = (
-                    keys,
-                    values,
-                )  # frees the old tensors layer by layer, because both caches may not fit into memory

@@ -1,25 +1,22 @@
 """The index tensors of one forward, passed as one value to runners, attention and kernels.
 
-Attention computes the slots as one or two padded rectangles. Letters of dimensions: N packed positions, M picked
-positions, R active slots, P positions of the widest slot in the first rectangle, L slots in the second rectangle, Q
-positions of the widest of them, C columns of the cache.
+The positions of all sequences are packed end to end. Letters of dimensions: N packed positions, M picked positions.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 
-@dataclass(slots=True)
-class PrefillBatch:
-    """The second rectangle of attention: slots with prompts that would make the first rectangle much wider."""
+class SlotSpan(NamedTuple):
+    """The packed positions of one sequence, which follow those of the sequence before it."""
 
-    where_LQ: Tensor
-    """The packed position in each cell; filler cells hold an arbitrary position."""
-    slot_L: Tensor
-    """Slot of the cache for each row."""
-    column_C: Tensor
-    """Columns of the cache that the rectangle reads."""
+    slot: int
+    positions: int
+    """Number of positions."""
+    columns: int
+    """Number of columns of the slot that the positions fill or read."""
 
 
 @dataclass(slots=True)
@@ -44,15 +41,10 @@ class ForwardBatch:
     """Number of masks before a mask in its row; -1 for tokens and drafts."""
     adapter_N: Tensor
     """Number of the adapter that decodes a mask; -1 for tokens, drafts, and masks that the base model decodes."""
-    back_N: Tensor
-    """Cell of each position in the rectangles, counting the cells of the first and then those of the second."""
     pick_M: Tensor
     """Packed positions whose logits are read."""
-    where_RP: Tensor
-    """The packed position in each cell of the first rectangle; filler cells hold an arbitrary position."""
-    column_C: Tensor
-    """Columns of the cache that the first rectangle reads."""
-    prefill: PrefillBatch | None
+    spans: list[SlotSpan]
+    """The sequences of the batch."""
     kv_tokens: int
     """Number of tokens of all sequences in the cache before this forward. Tokens of this forward are not included,
     because a fit of step times could not separate their cost from the cost of positions."""

@@ -1,9 +1,9 @@
 """Assign the slots of the KV cache to sequences, and reuse the content that finished sequences left.
 
-A slot is one row of the cache's tensors and holds one sequence from its first token on. The active slots are 0 to
-num_active - 1, so attention reads a slice. The other slots keep the content of finished sequences and are evicted in
-least-recently-used order. A new sequence takes over, or copies, the slot that shares the longest prefix with it. All
-slots have the same width, which doubles when a sequence outgrows it; the same memory then holds half as many slots.
+A slot is one row of the cache's tensors and holds one sequence from its first token on. Slots without a sequence keep
+the content of finished ones and are evicted in least-recently-used order. A new sequence takes over, or copies, the
+slot that shares the longest prefix with it. All slots have the same width, which doubles when a sequence outgrows it;
+the same memory then holds half as many slots.
 
 This module does not touch tensors: `operations` lists the changes to make. The scheduler decides which sequences are
 admitted or preempted.
@@ -44,15 +44,6 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
-    """Exchange the first `length` positions of two slots."""
-
-    one: int
-    other: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class Resize:
     """Resize the cache to `slots` slots of `width` positions, keeping the content of the first slots that fits."""
 
@@ -60,7 +51,7 @@ class Resize:
     width: int
 
 
-CacheOp = Copy | Swap | Resize
+CacheOp = Copy | Resize
 
 
 @dataclass(slots=True)
@@ -91,13 +82,13 @@ class SlotAllocator:
         self._max_slots = max_slots
         self._max_model_len = max_model_len
         self._clock = 0
-        self.num_active = 0
+        self._slots: list[_Slot] = []
         self.operations: list[CacheOp] = []
         self.clear()
 
     def clear(self) -> None:
         """Drop all content. No slot may be active."""
-        assert self.num_active == 0, "a slot in use cannot be cleared"
+        assert len(self._free) == len(self._slots), "a slot in use cannot be cleared"
         self.width = self._width_for(1)
         self._slots = [_Slot() for _ in range(self.slots_at(self.width))]
         self.operations[:] = [Resize(len(self._slots), self.width)]
@@ -110,7 +101,13 @@ class SlotAllocator:
     @property
     def used_tokens(self) -> int:
         """Number of positions that active sequences fill."""
-        return sum(slot.length() for slot in self._slots[: self.num_active])
+        return sum(slot.length() for slot in self._slots if slot.owner is not None)
+
+    @property
+    def _free(self) -> list[int]:
+        """Slots without an owner, the least recently used first."""
+        free = [number for number, slot in enumerate(self._slots) if slot.owner is None]
+        return sorted(free, key=lambda number: self._slots[number].used)
 
     def slots_at(self, length: int) -> int:
         """Return the number of slots when each is wide enough for `length` tokens."""
@@ -134,22 +131,18 @@ class SlotAllocator:
         return held, soon
 
     def allocate(self, owner: Owner) -> None:
-        """Assign the next free slot to `owner`, filled with the longest prefix of its tokens that any slot holds."""
-        assert self.num_active < len(self._slots), "no slot is free"
+        """Assign a free slot to `owner`, filled with the longest prefix of its tokens that any slot holds."""
+        free = self._free
+        assert free, "no slot is free"
         self._clock += 1
         lengths = [min(_shared_length(slot, owner), slot.length()) for slot in self._slots]
-        source = max(range(len(lengths)), key=lambda number: (lengths[number], number >= self.num_active))
+        source = max(range(len(lengths)), key=lambda number: (lengths[number], self._slots[number].owner is None))
         length = lengths[source]
-        target = self.num_active
-        if length and source >= self.num_active:
-            self._swap(source, target)
-        else:
-            self._make_room(target)
-            if length:
-                self._slots[source].used = self._clock
-                self.operations.append(Copy(source, target, length))
+        target = source if length and source in free else free[0]
+        if length and target != source:
+            self._slots[source].used = self._clock
+            self.operations.append(Copy(source, target, length))
         self._slots[target] = _Slot(owner=owner, tenant=owner.tenant, used=self._clock)
-        self.num_active += 1
         owner.slot = target
         owner.num_computed_tokens = length
 
@@ -157,11 +150,9 @@ class SlotAllocator:
         """Free the slot of `owner`, and keep its content for sequences with the same prefix."""
         assert owner.slot is not None and self._slots[owner.slot].owner is owner, "only the owner frees a slot"
         self._clock += 1
-        slot = owner.slot
+        left = owner.tokens[: owner.num_computed_tokens]
+        self._slots[owner.slot] = _Slot(left=left, tenant=owner.tenant, used=self._clock)
         owner.slot = None
-        self._slots[slot] = _Slot(left=owner.tokens[: owner.num_computed_tokens], tenant=owner.tenant, used=self._clock)
-        self.num_active -= 1
-        self._swap(slot, self.num_active)
 
     def widen(self, length: int) -> None:
         """Make every slot wide enough for `length` tokens. The active sequences must fit into the slots that remain."""
@@ -183,31 +174,19 @@ class SlotAllocator:
 
     def _resize(self, width: int) -> None:
         slots = self.slots_at(width)
-        assert self.num_active <= slots, "the cache cannot drop a slot in use"
+        free = [number for number in self._free if number < slots]
+        for slot in self._slots[slots:]:
+            if (owner := slot.owner) is not None:
+                assert free and owner.slot is not None, "the cache cannot drop a slot in use"
+                target = free.pop(0)
+                self.operations.append(Copy(owner.slot, target, slot.length()))
+                self._slots[target] = slot
+                owner.slot = target
         self._slots = (self._slots + [_Slot() for _ in range(slots)])[:slots]
-        for slot in self._slots[self.num_active :]:
+        for slot in self._slots:
             del slot.left[width:]
         self.width = width
         self.operations.append(Resize(slots, width))
-
-    def _make_room(self, target: int) -> None:
-        """Move the content of `target` to the least recently used inactive slot, whose own content is lost."""
-        victim = min(range(self.num_active, len(self._slots)), key=lambda number: self._slots[number].used)
-        if victim != target:
-            self._slots[victim] = self._slots[target]
-            self.operations.append(Copy(target, victim, self._slots[target].length()))
-
-    def _swap(self, first: int, second: int) -> None:
-        if first == second:
-            return
-        length = max(self._slots[first].length(), self._slots[second].length())
-        self._slots[first], self._slots[second] = self._slots[second], self._slots[first]
-        for number in (first, second):
-            owner = self._slots[number].owner
-            if owner is not None:
-                owner.slot = number
-        if length:
-            self.operations.append(Swap(first, second, length))
 
 
 def _shared_length(slot: _Slot, owner: Owner) -> int:

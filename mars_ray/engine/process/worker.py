@@ -18,8 +18,7 @@ import torch
 from mars_ray.adapter.card import unnamed
 from mars_ray.engine.choose_engine import choose_engine
 from mars_ray.engine.core.decoding_engine import DecodingEngine
-from mars_ray.engine.core.load import best_device
-from mars_ray.engine.core.start import start_engine
+from mars_ray.engine.core.load import best_device, start_engine
 from mars_ray.engine.grammar.library import GrammarTokenizer
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.process.adapter_worker import AdapterWorker

@@ -8,12 +8,12 @@ Never: It never takes back a returned token.
 from dataclasses import dataclass, replace
 
 from mars_ray.engine.chunk import Audit, FinishReason
-from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
-from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.method.metric import Metric
 
@@ -34,29 +34,16 @@ class Emitted:
     """Number of tokens that were accepted at masks without verification."""
 
 
-def picks_of(scheduled: ScheduledSequence, picks: slice) -> slice:
-    """Return the picked positions of a sequence that choose tokens: those of its last token, drafts and masks.
-
-    Picks before these positions are read only for an audit.
-    """
-    if not scheduled.has_logits:
-        return picks
-    return slice(picks.stop - scheduled.num_drafts - scheduled.num_masks - 1, picks.stop)
-
-
-def chosen_picks(scheduled: ScheduledSequence, picks: slice, verification: Verification) -> list[int]:
+def chosen_picks(picks: Picks, verification: Verification) -> list[int]:
     """Return the picks at which the tokens of a sequence were chosen: verified tokens first, then tokens at masks."""
-    first = picks_of(scheduled, picks)
-    masks = scheduled.mask_picks(first, verification.num_accepted_drafts)
-    return [*range(first.start, first.start + len(verification.verified)), *masks]
+    return [*picks.verifying[: len(verification.verified)], *picks.masks[verification.num_accepted_drafts]]
 
 
 def advance(sequence: Sequence, verification: Verification) -> Emitted:
     """Commit the outcome of a step, and cut the tokens where the sequence ends. Drafts wait for the next forward."""
     gained = verification.verified + verification.accepted
-    sequence.draft_tokens = verification.drafted
-    sequence.accepted_confidences = verification.confidences[: len(verification.accepted)]
-    sequence.draft_confidences = verification.confidences[len(verification.accepted) :]
+    sequence.accepted_confidences = verification.accepted_confidences
+    sequence.drafts = verification.drafts
     ended = False
     if sequence.matcher is not None and gained[-1] not in sequence.stop_ids:
         gained, ended = _follow_grammar(sequence, sequence.matcher, gained)
@@ -79,14 +66,15 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
     sampling = sequence.request.sampling
     matcher.seek(gained)
     forced = matcher.take_forced(sequence.max_tokens - sequence.num_output_tokens - len(gained))
+    predicted = sequence.drafts.tokens
+    # Without confidences there is no audit. An audit would mistake tokens of the grammar for choices of the model.
+    sequence.accepted_confidences = []
     if sampling.logprobs is None:
         gained = gained + forced
-        sequence.draft_tokens = sequence.draft_tokens[len(forced) :]
+        sequence.drafts = Drafts(predicted[len(forced) :])
     else:
         matcher.seek(gained)
-        sequence.draft_tokens = max(sequence.draft_tokens, forced, key=len)  # the longer list begins with the shorter
-    # Without confidences there is no audit. An audit would mistake tokens of the grammar for choices of the model.
-    sequence.accepted_confidences, sequence.draft_confidences = [], []
+        sequence.drafts = Drafts(max(predicted, forced, key=len))  # the longer list begins with the shorter
     matcher.settle()
     return gained, matcher.ended
 
@@ -120,7 +108,7 @@ def emit(sequence: Sequence, gained: list[int], ended: bool) -> Emitted:
 def record(
     profile: Profile,
     scheduled: ScheduledSequence,
-    picks: slice,
+    picks: Picks,
     verification: Verification,
     output: ForwardOutput,
     acceptance: Acceptance | None,
@@ -134,14 +122,14 @@ def record(
         return
     sequence = scheduled.sequence
     if scheduled.num_masks:
-        _record_masks(profile, scheduled, picks_of(scheduled, picks), verification, output, draft_price)
-    if sequence.draft_confidences:  # empty if a grammar forced the drafts
-        drafts, right = sequence.draft_confidences, verification.num_accepted_drafts
-        ends = sequence.draft_tokens[-1] in sequence.stop_ids  # a stop token is the last draft
-        profile.observe_drafts(drafts, right, after=len(sequence.accepted_confidences), ends=ends)
+        _record_masks(profile, scheduled, picks, verification, output, draft_price)
+    if confidences := sequence.drafts.confidences:
+        right = verification.num_accepted_drafts
+        ends = sequence.drafts.tokens[-1] in sequence.stop_ids  # a stop token is the last draft
+        profile.observe_drafts(confidences, right, after=len(sequence.accepted_confidences), ends=ends)
         if not sequence.accepted_confidences and acceptance == LOSSLESS:
-            profile.observe_audit(0.0, drafts, [True] * right + [False])
-    if audits := audits_of(scheduled, picks, output):
+            profile.observe_audit(0.0, confidences, [True] * right + [False])
+    if audits := audits_of(sequence, picks, output):
         agreed = [audit.token == token for audit, token in zip(audits, sequence.tokens[-len(audits) :], strict=True)]
         profile.observe_audit(acceptance.threshold, sequence.accepted_confidences, agreed)
 
@@ -149,13 +137,13 @@ def record(
 def _record_masks(
     profile: Profile,
     scheduled: ScheduledSequence,
-    picks: slice,
+    picks: Picks,
     verification: Verification,
     output: ForwardOutput,
     draft_price: float,
 ) -> None:
     """Record in the profile the confidences at masks, up to a stop token that would end the sequence."""
-    row = scheduled.mask_picks(picks, verification.num_accepted_drafts)
+    row = picks.masks[verification.num_accepted_drafts]
     ended = verification.verified[-1] in scheduled.sequence.stop_ids  # no mask is needed after the end
     profile.observe_rows(
         scheduled.masks, read=bool(row) or ended, surprised=verification.num_accepted_drafts < scheduled.num_drafts
@@ -163,23 +151,22 @@ def _record_masks(
     if not row:
         return  # no masks follow the last correct draft
     confidences = output.confidences[row.start : row.stop]
-    tokens = [output.tokens[picks.start + verification.num_accepted_drafts], *output.tokens[row.start : row.stop]]
+    tokens = [output.tokens[picks.verifying[verification.num_accepted_drafts]], *output.tokens[row.start : row.stop]]
     # The first token is autoregressive, so the index of a stop token is the number of masks up to it.
     stop = next((index for index, token in enumerate(tokens) if token in scheduled.sequence.stop_ids), None)
     profile.observe_masks(len(row), confidences[:stop], draft_price, ends=stop is not None)
 
 
-def audits_of(scheduled: ScheduledSequence, picks: slice, output: ForwardOutput) -> tuple[Audit, ...]:
+def audits_of(sequence: Sequence, picks: Picks, output: ForwardOutput) -> tuple[Audit, ...]:
     """Return the model's own choices for the tokens accepted at masks in the last forward, if their logits are read.
 
     Call this before `advance`.
     """
-    sequence = scheduled.sequence
     ahead = len(sequence.accepted_confidences)
-    first = picks_of(scheduled, picks).start
-    if sequence.request.sampling.temperature or first - picks.start < ahead:
+    if sequence.request.sampling.temperature or len(picks.before) < ahead:
         return ()
-    audited = slice(first - ahead, first)
-    choices = zip(output.tokens[audited], output.confidences[audited], strict=True)
+    audited = picks.before[len(picks.before) - ahead :]
     start = sequence.num_output_tokens - ahead
-    return tuple(Audit(index, token, confidence) for index, (token, confidence) in enumerate(choices, start))
+    return tuple(
+        Audit(index, output.tokens[pick], output.confidences[pick]) for index, pick in enumerate(audited, start)
+    )

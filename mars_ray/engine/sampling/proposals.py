@@ -10,7 +10,7 @@ from itertools import islice, repeat
 import torch
 
 from mars_ray.engine.chunk import TokenLogprobs
-from mars_ray.engine.execution.model_runner import ForwardOutput
+from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.sampling.commit import Emitted
 from mars_ray.engine.sampling.sampler import (
@@ -24,6 +24,7 @@ from mars_ray.engine.sampling.sampler import (
 )
 from mars_ray.engine.sampling.verify import PlainProposal, Proposal, Proposals
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
+from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.method.metric import Metric
 
 NOTHING = Proposals(iter(()), lambda _right: ())
@@ -31,73 +32,64 @@ NOTHING = Proposals(iter(()), lambda _right: ())
 
 
 @torch.inference_mode()
-def propose_all(batch: list[ScheduledSequence], picks: list[slice], output: ForwardOutput) -> list[Proposals]:
-    """Return the proposals of every sequence. `picks` are each sequence's picks of its last token, drafts and masks."""
+def propose_all(batch: list[ScheduledSequence], picks: list[Picks], output: ForwardOutput) -> list[Proposals]:
+    """Return the proposals of every sequence."""
     proposed: list[Proposals] = []
     together: list[int] = []
-    for index, (scheduled, span) in enumerate(zip(batch, picks, strict=True)):
+    for index, (scheduled, read) in enumerate(zip(batch, picks, strict=True)):
         if not scheduled.has_logits:
             proposed.append(NOTHING)
         elif is_greedy(scheduled.sequence):
-            proposed.append(_likeliest(scheduled, span, output))
+            proposed.append(_likeliest(read, output))
         elif has_penalties(scheduled.sequence.request.sampling):
-            proposed.append(_propose_one_by_one(scheduled, span, output))
+            proposed.append(_propose_one_by_one(scheduled.sequence, read, output))
         else:
             proposed.append(NOTHING)
             together.append(index)
     if together:
-        sampled = _propose_together([(batch[index], picks[index]) for index in together], output)
+        sampled = _propose_together([(batch[index].sequence, picks[index]) for index in together], output)
         for index, proposals in zip(together, sampled, strict=True):
             proposed[index] = proposals
     for index, scheduled in enumerate(batch):
         if scheduled.has_logits and (matcher := scheduled.sequence.matcher) is not None:
-            proposed[index] = _within_grammar(scheduled, matcher, proposed[index], picks[index], output)
+            proposed[index] = _within_grammar(scheduled.sequence, matcher, proposed[index], picks[index], output)
     return proposed
 
 
-def _verified_picks(scheduled: ScheduledSequence, span: slice) -> range:
-    """Return the picks of the last token and of each draft."""
-    return range(span.start, span.start + scheduled.num_drafts + 1)
-
-
-def _likeliest(scheduled: ScheduledSequence, span: slice, output: ForwardOutput) -> Proposals:
+def _likeliest(read: Picks, output: ForwardOutput) -> Proposals:
     """Propose the most likely token at every position."""
 
     def at(picks: range) -> abc.Iterator[PlainProposal]:
         part = slice(picks.start, picks.stop)
         return zip(output.tokens[part], output.confidences[part], repeat(True))
 
-    return Proposals(at(_verified_picks(scheduled, span)), lambda right: at(scheduled.mask_picks(span, right)))
+    return Proposals(at(read.verifying), lambda right: at(read.masks[right]))
 
 
-def _propose_together(batch: list[tuple[ScheduledSequence, slice]], output: ForwardOutput) -> list[Proposals]:
+def _propose_together(batch: list[tuple[Sequence, Picks]], output: ForwardOutput) -> list[Proposals]:
     """Choose tokens at all positions of several sequences with one call of the sampler."""
-    picks = [pick for _, span in batch for pick in range(span.start, span.stop)]
+    picks = [pick for _, read in batch for part in (read.verifying, *read.masks) for pick in part]
     logits_MV = output.logits_MV[picks]
     positions: list[SamplingPosition] = []
     start = 0
-    for scheduled, _ in batch:
-        rows = [(0, scheduled.num_drafts + 1)]
-        rows += [(right + 1, masks) for right, masks in enumerate(scheduled.masks) if masks]
-        for ahead, length in rows:
-            process_logits(logits_MV[start : start + length], scheduled.sequence, ahead)
-            positions += positions_of(scheduled.sequence, length, ahead)
-            start += length
+    for sequence, read in batch:
+        for ahead, part in enumerate((read.verifying, *read.masks)):
+            if part:
+                process_logits(logits_MV[start : start + len(part)], sequence, ahead)
+                positions += positions_of(sequence, len(part), ahead)
+                start += len(part)
     chosen = dict(zip(picks, sample(logits_MV, [output.tokens[pick] for pick in picks], positions), strict=True))
     return [
         Proposals(
-            (chosen[pick] for pick in _verified_picks(scheduled, span)),
-            lambda right, scheduled=scheduled, span=span: (  # type: ignore[misc]
-                chosen[pick] for pick in scheduled.mask_picks(span, right)
-            ),
+            (chosen[pick] for pick in read.verifying),
+            lambda right, read=read: (chosen[pick] for pick in read.masks[right]),  # type: ignore[misc]
         )
-        for scheduled, span in batch
+        for _, read in batch
     ]
 
 
-def _propose_one_by_one(scheduled: ScheduledSequence, span: slice, output: ForwardOutput) -> Proposals:
+def _propose_one_by_one(sequence: Sequence, read: Picks, output: ForwardOutput) -> Proposals:
     """Choose tokens one position at a time. Each choice is made only after the token before it was taken."""
-    sequence = scheduled.sequence
     taken = [] if sequence.matcher is None else sequence.matcher.ahead
 
     def at(picks: range, ahead: int) -> abc.Iterator[Proposal]:
@@ -110,16 +102,13 @@ def _propose_one_by_one(scheduled: ScheduledSequence, span: slice, output: Forwa
                 taken.append(proposal.token)
             yield proposal
 
-    return Proposals(
-        at(_verified_picks(scheduled, span), 0), lambda right: at(scheduled.mask_picks(span, right), right + 1)
-    )
+    return Proposals(at(read.verifying, 0), lambda right: at(read.masks[right], right + 1))
 
 
 def _within_grammar(
-    scheduled: ScheduledSequence, matcher: Matcher, proposals: Proposals, span: slice, output: ForwardOutput
+    sequence: Sequence, matcher: Matcher, proposals: Proposals, read: Picks, output: ForwardOutput
 ) -> Proposals:
     """Replace each proposal with the token that the grammar forces, or with an allowed token if it is forbidden."""
-    sequence = scheduled.sequence
     certain = 0.0 if sequence.request.decode.confidence_metric is Metric.ENTROPY else 1.0
 
     def allowed(plain: abc.Iterable[PlainProposal], picks: range) -> abc.Iterator[PlainProposal]:
@@ -139,13 +128,13 @@ def _within_grammar(
 
     matcher.seek([])
     return Proposals(
-        allowed(proposals.verifying, _verified_picks(scheduled, span)),
-        lambda right: allowed(proposals.at_masks(right), scheduled.mask_picks(span, right)),
+        allowed(proposals.verifying, read.verifying),
+        lambda right: allowed(proposals.at_masks(right), read.masks[right]),
     )
 
 
 @torch.inference_mode()
-def prompt_logprobs_of(scheduled: ScheduledSequence, picks: slice, output: ForwardOutput) -> list[TokenLogprobs]:
+def prompt_logprobs_of(scheduled: ScheduledSequence, picks: Picks, output: ForwardOutput) -> list[TokenLogprobs]:
     """Return the log-probabilities of the prompt's tokens that the first picks of a sequence predict.
 
     Call this before `advance`.
@@ -154,7 +143,7 @@ def prompt_logprobs_of(scheduled: ScheduledSequence, picks: slice, output: Forwa
     count = sequence.request.sampling.prompt_logprobs or 0
     first = sequence.num_computed_tokens + 1
     tokens = sequence.request.prompt[first : first + scheduled.num_scored]
-    entries = _token_logprobs(tokens, range(picks.start, picks.start + len(tokens)), count, output)
+    entries = _token_logprobs(tokens, picks.before, count, output)
     return [TokenLogprobs(chosen, top, forward=0) for chosen, top in entries]
 
 

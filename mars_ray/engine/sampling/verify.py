@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mars_ray.engine.request import Acceptance
+from mars_ray.engine.scheduling.sequence import Drafts
 from mars_ray.method.metric import least_probability
 
 
@@ -47,11 +48,10 @@ class Verification:
     """Right drafts and the autoregressive token after them. At least one token unless the grammar has ended."""
     accepted: list[int] = field(default_factory=list)
     """Tokens at masks, after `verified`, whose confidences pass the threshold."""
-    drafted: list[int] = field(default_factory=list)
-    """Tokens at masks after `accepted`, beginning with the first that falls short of the threshold. The next forward
-    verifies them."""
-    confidences: list[float] = field(default_factory=list)
-    """Confidences of `accepted`, then of `drafted`, in the metric of the request."""
+    accepted_confidences: list[float] = field(default_factory=list)
+    """Confidences of `accepted`, in the metric of the request."""
+    drafts: Drafts = field(default_factory=Drafts)
+    """Tokens at masks after `accepted`, beginning with the first that falls short of the threshold."""
     num_accepted_drafts: int = 0
     """Number of drafts of the previous step that were right."""
 
@@ -93,14 +93,15 @@ def verify(
         if proposal is None:
             break
         token, confidence, is_argmax = proposal
-        if not result.drafted and acceptance.accepts(confidence):
+        if not result.drafts.tokens and acceptance.accepts(confidence):
             result.accepted.append(token)
+            result.accepted_confidences.append(confidence)
         else:
             all_right *= least_probability(confidence, acceptance.metric)
             if all_right < draft_price:
                 break
-            result.drafted.append(token)
-        result.confidences.append(confidence)
+            result.drafts.tokens.append(token)
+            result.drafts.confidences.append(confidence)
         if token in stop_ids:
             break
         left -= 1

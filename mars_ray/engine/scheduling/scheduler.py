@@ -81,11 +81,6 @@ class ScheduledSequence:
                 self.num_tokens, self.sequence.num_prompt_tokens - 1 - self.sequence.num_computed_tokens
             )
 
-    def mask_picks(self, picks: slice, drafts: int) -> range:
-        """Return the picks of the masks after the first `drafts` drafts. `picks` must begin at the last token."""
-        first = picks.start + 1 + self.num_drafts + sum(self.masks[:drafts])
-        return range(first, first + self.masks[drafts])
-
     @property
     def is_decode(self) -> bool:
         """Whether the sequence is decoding rather than reading a part of its prompt."""
@@ -279,7 +274,7 @@ def _largest(count: int, fits: abc.Callable[[int], bool]) -> int:
 
 def _reach(sequence: Sequence, masks_for: MasksFor) -> int:
     """Return the number of columns that a sequence needs in its slot."""
-    return len(sequence.tokens) + len(sequence.draft_tokens) + sum(masks_for(sequence))
+    return len(sequence.tokens) + len(sequence.drafts.tokens) + sum(masks_for(sequence))
 
 
 def _scheduled(sequence: Sequence, num_tokens: int, masks_for: MasksFor) -> ScheduledSequence:

@@ -9,6 +9,20 @@ from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.errors import MarsRayError
 
 
+@dataclass(slots=True)
+class Drafts:
+    """Proposed tokens that the next forward feeds after the tokens of a sequence, and verifies."""
+
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    """Confidence of each token, in the metric of the request. Empty if the tokens do not come from masks."""
+
+    @property
+    def have_confidences(self) -> bool:
+        """Whether the chance of each draft is known. True without drafts."""
+        return len(self.confidences) == len(self.tokens)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One of the n sequences of a request. `tokens` are final; the drafts after them are not verified yet."""
@@ -29,13 +43,10 @@ class Sequence:
     """Number of leading tokens whose keys and values are in the cache."""
     slot: int | None = None
     """Slot of the KV cache; None while the sequence waits."""
-    draft_tokens: list[int] = field(default_factory=list)
-    """Tokens to feed after `tokens` for verification: predictions at masks that fell short of the threshold, or tokens
-    that a grammar forces."""
+    drafts: Drafts = field(default_factory=Drafts)
+    """Predictions at masks that fell short of the threshold, or tokens that a grammar forces."""
     accepted_confidences: list[float] = field(default_factory=list)
     """Confidences of the tokens that the last step accepted at masks; these tokens are the last of `tokens`."""
-    draft_confidences: list[float] = field(default_factory=list)
-    """Confidences of `draft_tokens`; empty if a grammar forces them."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the prompt's tokens so far; None if they are not asked for or already returned."""
     num_cached_tokens: int = 0

@@ -26,8 +26,7 @@ import numpy as np
 from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.stats.lookahead import Floats
-from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Profile
+from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Floats, Profile
 from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
 from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE, masks_behind_drafts, masks_behind_the_last
 from mars_ray.method.metric import Metric, least_probability
@@ -113,22 +112,22 @@ class BlockChoice:
 
         `full` is the block that the decoder of the sequence's masks was trained for.
         """
-        drafts = sequence.draft_tokens
+        drafts = sequence.drafts
         fixed = sequence.request.decode.block
         if acceptance is None or (block := fixed or min(full, self.block(sequence, acceptance))) == 1:
-            return masks_behind_the_last(len(drafts), 0)
+            return masks_behind_the_last(len(drafts.tokens), 0)
         left = sequence.max_tokens - sequence.num_output_tokens
-        most = [max(0, min(block, left - right) - 1) for right in range(len(drafts) + 1)]
-        if drafts and drafts[-1] in sequence.stop_ids:
+        most = [max(0, min(block, left - right) - 1) for right in range(len(drafts.tokens) + 1)]
+        if drafts.tokens and drafts.tokens[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
         probes = sequence is self._probe and _adapts(sequence, acceptance)  # else the load would change an answer
-        if len(sequence.draft_confidences) == len(drafts) and not probes:
-            likely = [least_probability(confidence, acceptance.metric) for confidence in sequence.draft_confidences]
+        if drafts.have_confidences and not probes:
+            likely = [least_probability(confidence, acceptance.metric) for confidence in drafts.confidences]
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
             rows = masks_behind_drafts(likely, worth_K, price, most)
-            if len(sequence.tokens) + len(drafts) + sum(rows) <= max_columns:
+            if len(sequence.tokens) + len(drafts.tokens) + sum(rows) <= max_columns:
                 return rows
-        return masks_behind_the_last(len(drafts), most[-1])
+        return masks_behind_the_last(len(drafts.tokens), most[-1])
 
     def _worth_and_price(self, sequence: Sequence, acceptance: Acceptance, block: int) -> tuple[list[float], float]:
         """Return the expected gain from each mask of a row, and the price of a position, both in tokens."""

@@ -1,5 +1,6 @@
-"""Counters, latencies and step times of an engine."""
+"""Counters, latencies and step times of an engine, and the clock of its steps."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
-from mars_ray.engine.stats.state import ClassState
-from mars_ray.engine.stats.step_clock import StepClock
+from mars_ray.engine.stats.state import ClassState, ModelledSteps
 from mars_ray.engine.stats.step_time import StepTime, StepTimeFit, StepWork
+from mars_ray.machines.step_model import StepModel
 
 WINDOW_S = 10.0
 MAX_VALUES = 1024
@@ -44,19 +45,85 @@ class _Counts:
     tokens: int = 0
 
 
+class StepClock:
+    """Measures steps by `clock`. Work between two steps, such as sending chunks, counts as part of the next step.
+
+    A step lasts as long as it takes here or, in a rehearsal, as long as a `model` of another machine says. Nothing else
+    of an engine knows which.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], model: StepModel | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock = clock
+        self._model = model
+        self._sleep = sleep
+        self._began_s = 0.0
+        self._ended_s: float | None = None
+        """End of the last step; None if the engine has been idle since."""
+        self._forwarded_s: float | None = None
+        """End of the last forward on the modelled machine; None if the engine has been idle since."""
+        self.slow_steps = 0
+        """Number of steps that took longer here than on the modelled machine."""
+
+    @property
+    def modelled(self) -> ModelledSteps | None:
+        """The machine whose step times these are; None for the time of this machine."""
+        return ModelledSteps(name=self._model.name, slow_steps=self.slow_steps) if self._model else None
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._began_s = self._clock()
+
+    def forwarded(self, work: StepWork) -> None:
+        """In a rehearsal, wait until a forward that did this work would have ended on the modelled machine.
+
+        It ends before its tokens are committed, so that latencies include it. The forward counts from the end of the
+        last one, if the engine was not idle in between. So the time in which tokens are committed and sent is part of
+        the next step, as on a machine that overlaps the two.
+        """
+        if self._model is None:
+            return
+        ends_s = (self._began_s if self._forwarded_s is None else self._forwarded_s) + self._model.seconds(
+            num_seqs=work.num_seqs,
+            positions=work.positions,
+            kv_tokens=work.kv_tokens,
+            prompt_tokens=work.prompt_tokens,
+        )
+        now_s = self._clock()
+        if now_s > ends_s:
+            self.slow_steps += 1
+            self._forwarded_s = now_s
+        else:
+            self._sleep(ends_s - now_s)
+            self._forwarded_s = ends_s  # not the current time; otherwise late wake-ups would add up
+
+    def end(self) -> float:
+        """End the step and return its seconds."""
+        since_s = self._began_s if self._ended_s is None else self._ended_s
+        self._ended_s = self._clock()
+        return self._ended_s - since_s
+
+    def idle(self) -> None:
+        """Leave the time until the next step out, because the engine has no work."""
+        self._ended_s = self._forwarded_s = None
+
+
 class EngineStats:
-    """Counts events by class of service, keeps recent latencies, and passes the times of steps to `step_time`."""
+    """Counts events by class of service, keeps recent latencies, and fits `step_time` to the times of steps."""
 
     def __init__(
         self,
         classes: Iterable[str],
-        step_time: StepTimeFit,
         clock: Callable[[], float],
-        step_clock: StepClock,
+        *,
+        step_model: StepModel | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._step_time = step_time
+        """Count for `classes`. With `step_model`, steps take the times of the machine that it describes."""
         self._clock = clock
-        self._step_clock = step_clock
+        self._step_clock = StepClock(clock, step_model, sleep)
+        self.step_time = StepTimeFit()
         self._counts = {name: _Counts() for name in classes}
         self._ttft_s = LatencyWindow()
         self._tpot_s = LatencyWindow()
@@ -100,11 +167,16 @@ class EngineStats:
     def step_ended(self, batch: list[ScheduledSequence]) -> None:
         """Record the work and the time of a step."""
         self.steps += 1
-        self._step_time.observe(_work_of(batch, self.kv_tokens), self._step_clock.end())
+        self.step_time.observe(_work_of(batch, self.kv_tokens), self._step_clock.end())
 
     def idle(self) -> None:
         """Record that the engine has no work, so that the time until the next step does not count."""
         self._step_clock.idle()
+
+    @property
+    def modelled(self) -> ModelledSteps | None:
+        """The machine whose step times the engine takes; None for the time of this machine."""
+        return self._step_clock.modelled
 
     def class_states(
         self, running_seqs: Iterable[Sequence], waiting: WaitingQueue, thresholds: Mapping[str, float]

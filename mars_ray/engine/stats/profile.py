@@ -3,19 +3,22 @@
 Three kinds of observations are used: confidences at masks, outcomes of verification, and audits. An audit compares
 tokens accepted at masks with the model's own choice one forward later. Observing needs no extra forward, and a step
 only appends its observations to lists.
+
+A block of size b has b - 1 masks. Letters: G thresholds of the grid, K masks, B = K + 1 block sizes, F observed
+forwards.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import neg
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.engine.stats.lookahead import Lookahead, interpolate, look_ahead
+Floats = NDArray[np.float64]
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Thresholds on the probability. At 1 every proposed token is verified."""
@@ -37,9 +40,52 @@ COMMON_DRAFTS = 4.0
 """The share of right drafts at one mask is estimated as if this many drafts had the mean over all masks, because the
 last masks give few drafts of their own."""
 
-Counts = NDArray[np.float64]
 Share = Annotated[float, "from 0 to 1"]
 """A share of something, which is at most 1."""
+
+
+class Lookahead(NamedTuple):
+    """Gain and cost of an average forward of one sequence, by block size."""
+
+    tokens_B: Floats
+    """Tokens gained with blocks of 1, 2, ..., B; at least 1 each."""
+    positions_B: Floats
+    """Positions fed to the network: tokens, drafts and masks."""
+
+
+def autoregressive(blocks: int) -> Lookahead:
+    """Return the lookahead for the case that no token at a mask is accepted or drafted."""
+    nothing_K = np.zeros(blocks - 1)
+    return look_ahead(nothing_K, nothing_K, nothing_K)
+
+
+def look_ahead(accepted_K: Floats, drafted_K: Floats, right_K: Floats, *, rows_per_draft: float = 0.0) -> Lookahead:
+    """Return the lookahead of forwards that accept some tokens at masks and draft others for verification.
+
+    `accepted_K` is the share of forwards that accept the token at the k-th mask, and `drafted_K` is the share that
+    draft this token. `right_K` is the share in which this token is drafted and turns out right, along with all drafts
+    before it. Each accepted token and each draft takes a position in the next forward. `rows_per_draft` is the number
+    of masks that a draft adds, as a fraction of the longest row.
+    """
+    masks_B = np.arange(len(drafted_K) + 1)
+    gained_B, drafts_B = _sums(accepted_K), _sums(drafted_K)
+    return Lookahead(1 + gained_B + _sums(right_K), 1 + gained_B + drafts_B + (1 + rows_per_draft * drafts_B) * masks_B)
+
+
+def interpolate(thresholds: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:
+    """Interpolate the lookahead at `threshold` linearly between `thresholds`, which descend from 1.
+
+    `at` returns the lookahead for an index into `thresholds`.
+    """
+    above = max(0, bisect_right(thresholds, -threshold, key=neg) - 1)
+    below = min(above + 1, len(thresholds) - 1)
+    gap = thresholds[above] - thresholds[below]
+    weight = min(1.0, (thresholds[above] - threshold) / gap) if gap and threshold < thresholds[above] else 0.0
+    return Lookahead(*(upper + weight * (lower - upper) for upper, lower in zip(at(above), at(below), strict=True)))
+
+
+def _sums(values_K: Floats) -> Floats:
+    return np.concatenate([[0.0], values_K.cumsum()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +115,7 @@ class ProfilePoint:
 
 
 class Profile:
-    """Decayed means over the forwards of an engine whose full block is `block`.
-
-    Letters: G thresholds of the grid, K masks, F observed forwards.
-    """
+    """Decayed means over the forwards of an engine whose full block is `block`."""
 
     def __init__(self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None) -> None:
         """Start from `calibration` as a prior: the tokens per forward and the agreement at each threshold."""
@@ -81,24 +124,24 @@ class Profile:
         self._looks: list[tuple[int, list[float], float, bool]] = []
         self._audits: list[tuple[float, list[float], list[bool]]] = []
         self._verified: list[tuple[int, list[float], int, bool]] = []
-        self._looked_K: Counts = np.zeros(masks)
+        self._looked_K: Floats = np.zeros(masks)
         """Forwards whose k-th mask was read."""
-        self._accepted_GK: Counts = np.zeros((len(GRID), masks))
+        self._accepted_GK: Floats = np.zeros((len(GRID), masks))
         """Forwards in which the k-th mask and all masks before it pass the threshold."""
-        self._drafted_GK: Counts = np.zeros((len(GRID), masks))
+        self._drafted_GK: Floats = np.zeros((len(GRID), masks))
         """Forwards in which the k-th mask gives a draft, because it or a mask before it falls short."""
-        self._likely_GK: Counts = np.zeros((len(GRID), masks))
+        self._likely_GK: Floats = np.zeros((len(GRID), masks))
         """Expected number of drafts, judging by confidences, that are right along with all drafts before them."""
-        self._ended_GK: Counts = np.zeros((len(GRID), masks))
+        self._ended_GK: Floats = np.zeros((len(GRID), masks))
         """Expected number of forwards that read the k-th mask and whose drafts are all right and reach a stop token,
         so that one more forward without masks verifies them."""
-        self._all_right_G: Counts = np.zeros(len(GRID))
+        self._all_right_G: Floats = np.zeros(len(GRID))
         """Expected number of forwards whose drafts are all right."""
-        self._drafting_G: Counts = np.zeros(len(GRID))
+        self._drafting_G: Floats = np.zeros(len(GRID))
         """Forwards that give at least one draft."""
-        self._expected_K: Counts = np.zeros(masks)
+        self._expected_K: Floats = np.zeros(masks)
         """Expected number of right drafts, like `_likely_GK`, among the drafts that were verified."""
-        self._right_K: Counts = np.zeros(masks)
+        self._right_K: Floats = np.zeros(masks)
         """Verified drafts that were right along with all drafts before them."""
         self._expected_whole = self._right_whole = 0.0
         """Verifications in which all drafts were expected to be right, and in which they were."""
@@ -106,8 +149,8 @@ class Profile:
         """Forwards that found a wrong draft, and how many of these had no masks after the last right draft."""
         self._drafts = self._rows = 0.0
         """Verified drafts, and the masks that they added, the latter as fractions of the longest row."""
-        self._audited_G: Counts = np.zeros(len(GRID))
-        self._agreed_G: Counts = np.zeros(len(GRID))
+        self._audited_G: Floats = np.zeros(len(GRID))
+        self._agreed_G: Floats = np.zeros(len(GRID))
         self._begin(calibration or {})
 
     @property
@@ -119,11 +162,14 @@ class Profile:
         """Observe blocks of up to `block` tokens, too. A profile without observations starts from `calibration`."""
         if block > self.block:
             self._fold()
-            more = ((0, 0), (0, block - self.block))
-            for name in ("looked", "expected", "right"):
-                setattr(self, f"_{name}_K", np.pad(getattr(self, f"_{name}_K"), more[1]))
-            for name in ("accepted", "drafted", "likely", "ended"):
-                setattr(self, f"_{name}_GK", np.pad(getattr(self, f"_{name}_GK"), more))
+            more = block - self.block
+            self._looked_K, self._expected_K, self._right_K = (
+                np.pad(counts_K, (0, more)) for counts_K in (self._looked_K, self._expected_K, self._right_K)
+            )
+            self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK = (
+                np.pad(counts_GK, ((0, 0), (0, more)))
+                for counts_GK in (self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK)
+            )
             self._masks = block - 1
         if not self.forwards and not self._looks:
             self._begin(calibration)
@@ -215,7 +261,7 @@ class Profile:
     def _at(self, number: int) -> Lookahead:
         return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
 
-    def _shares(self, number: int) -> tuple[Counts, Counts, Counts]:
+    def _shares(self, number: int) -> tuple[Floats, Floats, Floats]:
         """Return the shares of forwards that accept, draft, and draft correctly at each mask (see `look_ahead`)."""
         common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
         truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
@@ -293,12 +339,12 @@ class Profile:
             self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
 
 
-def _geometric(tokens_per_forward: float, masks: int) -> Counts:
+def _geometric(tokens_per_forward: float, masks: int) -> Floats:
     """Return acceptance shares [masks] that form a geometric series with the sum `tokens_per_forward` - 1."""
     from scipy.optimize import brentq  # takes half a second, and gateways, decoders and controllers do not need it
 
     gained = min(max(tokens_per_forward - 1, 0.0), float(masks))
     powers_K = np.arange(1, masks + 1)
     part = brentq(lambda part: float((part**powers_K).sum()) - gained, 0.0, 1.0)
-    shares: Counts = part**powers_K
+    shares: Floats = part**powers_K
     return shares

@@ -103,7 +103,7 @@ def answer_prompts(
     The block size is fixed (by default to the card's), so that answers do not depend on load or order. Raises
     `DataError`, before any work, for a prompt that the chat template refuses or that is too long.
     """
-    options = EngineOptions(compiled=False, max_request_tokens=sampling.max_tokens)
+    options = EngineOptions(max_request_tokens=sampling.max_tokens)
     engine = Engine(checkpoint, options, adapters=unnamed(adapter))
     encoder = ChatEncoder(checkpoint.tokenizer)
     decodes = [replace(decode, block=decode.block or engine.block) for decode in decodes]

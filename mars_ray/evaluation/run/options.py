@@ -30,8 +30,7 @@ class EvaluateOptions:
     temperature: float = 0.0
     """Sampling temperature. Above 0, each question has its own seed, which is the same in all settings."""
     workers: WorkerOptions = field(default_factory=WorkerOptions)
-    """Options of the workers. Compiled steps are used only to measure speed, because otherwise answers would depend on
-    when compilation finishes."""
+    """Options of the workers."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -109,7 +109,6 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
         questions_digest=_digest(questions),
         settings=tuple(setting.name for setting in settings),
         temperature=options.temperature,
-        compiled=options.workers.compiled,
     )
     return PreparedEvaluation(options.output, decoding, tasks, settings, plan, options, tokenizer)
 

@@ -39,8 +39,7 @@ def evaluate(options: EvaluateOptions) -> Results:
             decode=DecodeParams(block=prepared.plan.block),
             trace=True,
             retry_errors=True,  # an engine may have died by chance; retrying other errors is cheap
-            # Compiled steps round differently, and become available at an unpredictable time.
-            workers=replace(options.workers, compiled=False, engine="mars"),
+            workers=replace(options.workers, engine="mars"),
         )
         run_job(plan_job(job, prepared.decoding))
         return score_and_report(prepared, folder_here(prepared.answers / "rows"))

@@ -51,8 +51,6 @@ def measure_speed(
     engine = Engine(checkpoint, replace(options, max_request_tokens=limit), adapters=unnamed(adapter))
     try:
         prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
-        if options.compiled:
-            engine.wait_until_compiled()
         candidates = {setting.name: partial(sample_speed, engine, prompts, setting) for setting in settings}
         with ProgressLine("measure speed", total=len(settings) * (ROUNDS + 1)) as progress:
             samples = interleaved(candidates, ROUNDS, progress)

@@ -21,8 +21,6 @@ from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.engine_stats import EngineStats
 from mars_ray.engine.stats.state import EngineState
-from mars_ray.engine.stats.step_clock import StepClock
-from mars_ray.engine.stats.step_time import StepTimeFit
 from mars_ray.errors import AdapterError, MarsRayError, ReplicaLostError, RequestError, StepError
 from mars_ray.vllm.engine.core import CoreOutput, DecodingCore
 from mars_ray.vllm.engine.records import Records
@@ -57,7 +55,7 @@ class VllmEngine:
         self.grammars = Grammars(model, self.limits.vocab_size)
         self._thresholds = ClassThresholds(dict.fromkeys(class_names(options.classes), options.threshold))
         self._queue = WaitingQueue(options.classes, options.max_waiting_seqs)
-        self._stats = EngineStats(self._thresholds.by_class, StepTimeFit(), clock, StepClock(clock))
+        self._stats = EngineStats(self._thresholds.by_class, clock)
         self._params: dict[Sequence, Any] = {}
         """vLLM's sampling parameters of waiting sequences."""
         self._running: dict[str, Sequence] = {}

@@ -1,0 +1,78 @@
+"""The forwards of an engine: a batch in, the logits of its picks out, with masks corrected by their adapters.
+
+The compiled CPU kernels run the network if they support it, otherwise torch does.
+"""
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from mars_ray.engine.core.adapters import Adapters, AdaptersByName
+from mars_ray.engine.execution.cpu_runner import CPURunner
+from mars_ray.engine.execution.input_packer import InputPacker
+from mars_ray.engine.execution.model_runner import ForwardOutput, ModelRunner, Picks
+from mars_ray.engine.execution.torch_runner import TorchRunner
+from mars_ray.engine.kernels.build import kernel_library
+from mars_ray.engine.kernels.families import KernelError
+from mars_ray.engine.kv.cache import SlotKVCache
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.scheduling.scheduler import ScheduledSequence
+from mars_ray.errors import ModelError
+from mars_ray.model.checkpoint import Checkpoint
+
+
+class Forwards:
+    """Runs the network of `checkpoint` over a KV cache; see `Engine` for `consume` and the errors."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, options: EngineOptions, adapters: AdaptersByName, *, consume: bool
+    ) -> None:
+        network = checkpoint.network
+        self.cache = SlotKVCache(network.config, network.dtype, network.device)
+        self.runner, self.kernels = choose_runner(
+            network,
+            self.cache,
+            checkpoint.mask_id,
+            options,
+            consume=consume,
+            folder=checkpoint.folder if consume else None,
+        )
+        self.adapters = Adapters(self.runner, checkpoint, adapters)
+        self.packer = InputPacker(checkpoint.mask_id, network.device, self.adapters.number)
+
+    def run(self, batch: list[ScheduledSequence], *, audit: bool) -> tuple[list[Picks], ForwardOutput, int]:
+        """Run one forward over `batch`. Return the picks of each sequence, the output, and the cached tokens read.
+
+        With `audit`, the logits at all tokens of decoding sequences are read.
+        """
+        inputs, picks = self.packer.pack(batch, audit=audit)
+        output = self.runner.run(inputs)
+        self.adapters.correct_masks(batch, picks, output)
+        return picks, output, inputs.kv_tokens
+
+
+def choose_runner(
+    network: PreTrainedModel,
+    cache: SlotKVCache,
+    mask_id: int,
+    options: EngineOptions,
+    *,
+    consume: bool,
+    folder: Path | None,
+) -> tuple[ModelRunner, str]:
+    """Return the runner, and a description of it with the reason for the choice.
+
+    With `consume`, the network's own weights may be freed once they are packed. `folder` is the one that the network
+    was loaded from unchanged, if there is one. Raises `ModelError` if the options ask
+    for quantized weights, which need the kernels, and the kernels do not support the network or the machine.
+    """
+    try:
+        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume, folder=folder)
+    except KernelError as error:
+        if options.quantize:
+            raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None
+        through_torch = TorchRunner(network, cache, mask_id=mask_id)
+        return through_torch, f"torch, because {error}" if network.device.type == "cpu" else "torch"
+    library = kernel_library()
+    quantized = f", {options.quantize}" if options.quantize else ""
+    return runner, f"CPU kernels {library.family.name}{quantized} ({library.origin})"
