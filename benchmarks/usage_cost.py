@@ -24,8 +24,8 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.measure import machine, spread
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.platform.accounts.account_store import UsageLimits
 from mars_ray.platform.accounts.callers import AccountCaller
-from mars_ray.platform.accounts.usage_limits import UsageLimits
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
@@ -65,7 +65,7 @@ def link_to(storage: str, use_ray: bool) -> MeterLink:
     """Return the link of a gateway to a meter."""
     if not use_ray:
         return UsageMeter(UsageLedger(usage_folder(storage)))
-    from mars_ray.platform.ray.ray_meter import RayMeter
+    from mars_ray.platform.ray.actors import RayMeter
     from mars_ray.ray_cluster import connect
 
     connect()

@@ -20,6 +20,6 @@ def settings_class() -> type[ServeConfig]:
 def clean_up(name: str, delete: Callable[[str], None]) -> None:
     """Remove the objects that the platform leaves after its application was deleted."""
     if HAS_PLATFORM:
-        from mars_ray.platform.ray.clean_up import clean_up
+        from mars_ray.platform.ray.actors import clean_up
 
         clean_up(name, delete)

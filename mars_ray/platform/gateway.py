@@ -12,30 +12,28 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import APIRouter
+from prometheus_client import CollectorRegistry, Gauge
 
 from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.responses_protocol import RESPONSES_PATH
 from mars_ray.platform.accounts.account_store import open_account_store, open_audit_log
 from mars_ray.platform.accounts.admin_routes import Administration, admin_routes
 from mars_ray.platform.accounts.callers import AccountCallers
-from mars_ray.platform.anthropic.api_form import PATH
-from mars_ray.platform.anthropic.messages import messages_routes
-from mars_ray.platform.api_forms import api_of
-from mars_ray.platform.batches.batch_app import make_stores
-from mars_ray.platform.batches.batch_figures import BatchFigures
-from mars_ray.platform.batches.batch_routes import Stores, batch_routes
-from mars_ray.platform.metrics import PlatformMetrics
+from mars_ray.platform.anthropic.messages import ANTHROPIC, PATH, messages_routes, uses_messages_api
+from mars_ray.platform.batches.batch_routes import batch_routes
+from mars_ray.platform.batches.batch_store import BatchFigures, Stores
 from mars_ray.platform.models.model_routes import model_routes
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.platform_config import PlatformConfig
 from mars_ray.platform.responses.response_store import ResponseStoreClient
-from mars_ray.platform.responses.routes import responses_routes
+from mars_ray.platform.responses.routes import response_form, responses_routes
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.usage_routes import usage_routes
 from mars_ray.serve.http.extension import Extension, Meter
 from mars_ray.serve.http.routes import STREAM
 from mars_ray.serve.middleware.api_form import ApiForm, Uploads
 from mars_ray.serve.middleware.key_store import LiveKeys
+from mars_ray.serve.replicas.engine_metrics import openmetrics_text
 
 UPLOAD_PATH = "/v1/files"
 
@@ -60,7 +58,7 @@ class Platform(Extension):
         self._meter = meter
         self.meter = meter or Meter()
         self._responses = responses
-        self._stores = make_stores(config)
+        self._stores = Stores.below(config.storage, config.storage_limits)
         self.uploads = (
             Uploads(UPLOAD_PATH, config.storage_limits.file_bytes, config.storage_limits.uploads)
             if config.storage
@@ -87,11 +85,11 @@ class Platform(Extension):
 
     def api_of(self, path: str) -> ApiForm:
         """Return the form of the API that a path belongs to."""
-        return api_of(path)
+        return ANTHROPIC if uses_messages_api(path) else response_form(path)
 
     async def metrics(self) -> Sequence[str]:
         """Return the metrics of usage and batches."""
-        return [self._metrics.text(self._meter, await asyncio.to_thread(batch_figures, self._stores))]
+        return [self._metrics.text(self._meter, await asyncio.to_thread(self._figures))]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -99,10 +97,57 @@ class Platform(Extension):
         async with self._meter.running() if self._meter else nullcontext():
             yield
 
+    def _figures(self) -> BatchFigures | None:
+        """Return the figures of batches; None without storage, or if the storage does not answer."""
+        try:
+            return self._stores.batches.figures(time.time()) if self._stores else None
+        except UnavailableError:
+            return None
 
-def batch_figures(stores: Stores | None) -> BatchFigures | None:
-    """Return the figures of batches; None without storage, or if the storage does not answer."""
-    try:
-        return stores.figures.read(time.time()) if stores else None
-    except UnavailableError:
-        return None
+
+class PlatformMetrics:
+    """Metrics of usage and batches in one gateway, whose labels no caller determines.
+
+    Metrics of batches lack the name of a gateway, because every gateway shows the same figures.
+    """
+
+    def __init__(self, *, model: str, gateway: str) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        self._gateway = gateway
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"mars:{name}", text, ["model_name", *labels], registry=self._registry)
+
+        records = "Usage records of requests that the meter has not confirmed."
+        self._records_waiting = gauge("usage_records_waiting", records, "gateway")
+        refused = "Requests so far that a limit of their key or account refused, by limit."
+        self._refused = gauge("usage_refused", refused, "gateway", "limit")
+        self._batches = gauge("batches", "Batches that have not ended, by status.", "status")
+        self._ended = gauge("batches_ended", "Batches that ended since their runner started, by status.", "status")
+        self._rows = gauge("batch_rows", "Rows done since the runner started: completed or failed.", "outcome")
+        self._rows_left = gauge("batch_rows_left", "Rows of checked batches that are not done.")
+        self._deadline = gauge("batch_deadline_timestamp_seconds", "Unix time of the earliest deadline of a batch.")
+        self._bytes = gauge("batch_file_bytes", "Bytes of all files in the storage, results included.")
+
+    def text(self, meter: GatewayMeter | None, batches: BatchFigures | None) -> str:
+        """Return all metrics. What is None has no sample."""
+        if meter:
+            self._records_waiting.labels(self._model, self._gateway).set(meter.records_waiting)
+            for limit, count in meter.refused.items():
+                self._refused.labels(self._model, self._gateway, limit).set(count)
+        for gauge in (self._batches, self._ended, self._rows, self._rows_left, self._deadline, self._bytes):
+            gauge.clear()
+        if batches:
+            self._show(batches)
+        return openmetrics_text(self._registry)
+
+    def _show(self, batches: BatchFigures) -> None:
+        counted = ((self._batches, batches.unfinished), (self._ended, batches.ended), (self._rows, batches.rows))
+        for gauge, counts in counted:
+            for label, count in counts.items():
+                gauge.labels(self._model, label).set(count)
+        self._rows_left.labels(self._model).set(batches.rows_left)
+        self._bytes.labels(self._model).set(batches.file_bytes)
+        if batches.deadline_unix_s is not None:
+            self._deadline.labels(self._model).set(batches.deadline_unix_s)

@@ -7,17 +7,103 @@ Out:   frozen settings; unknown names and impossible values raise errors when th
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.platform.accounts.account_store import audit_folder, open_account_store
-from mars_ray.platform.accounts.oidc_settings import OidcSettings
-from mars_ray.platform.models.model_settings import Access, AddedModel
-from mars_ray.platform.usage.token_prices import TokenPrices
+from mars_ray.platform.usage.usage_rows import TokenPrices
 from mars_ray.serve.deploy.model_settings import ModelSettings, absolute_model
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.storage.location import FILE_URL, is_url
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""Signature algorithms. All are asymmetric, because a symmetric key that checks tokens can also make them."""
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ClaimName = str
+"""Name of a claim. Dots lead into objects, as in `realm_access.roles`."""
+Access = dict[str, tuple[str, ...]]
+"""Accounts that may use a model or an adapter, keyed by its name. For other accounts it does not exist. Names without
+an entry are open to all callers."""
+
+
+class OidcClaims(BaseModel):
+    """Claims of a token from which account, class and role follow. A claim may hold a text or a list of texts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    account: ClaimName = "sub"
+    """Claim with the name of the account. Name one that users cannot choose, because it decides whose responses and
+    limits they share."""
+    service_class: ClaimName | None = None
+    """Claim with the class of service; None means the class of the account, else the first class."""
+    role: ClaimName | None = None
+    """Claim with the role; None means that no token may operate."""
+    operate: str = "operate"
+    """Text in the claim `role` with which a token may operate."""
+
+
+class OidcSettings(BaseModel):
+    """A provider whose tokens the endpoint accepts. The gateways call out to it, and only to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    issuer: str
+    """URL of the provider, exactly as in the claim `iss`."""
+    audience: str = Field(min_length=1)
+    """Text that the claim `aud` must contain, usually the id of this endpoint at the provider."""
+    jwks_url: str | None = None
+    """URL of the provider's public keys. None finds it at `ISSUER/.well-known/openid-configuration`."""
+    algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256"), min_length=1)
+    claims: OidcClaims = OidcClaims()
+    leeway_s: float = Field(30, ge=0, le=300)
+    """Seconds by which the clocks of the provider and of this machine may differ."""
+
+    @model_validator(mode="after")
+    def _urls_are_safe(self) -> Self:
+        for name, url in (("issuer", self.issuer), ("jwks_url", self.jwks_url)):
+            if url is not None and not is_safe(url):
+                raise ValueError(f"{name} is {url!r}, must be an https:// URL (http:// for this machine only)")
+        return self
+
+
+def is_safe(url: str) -> bool:
+    """Return whether the connection to a URL's host is encrypted, or stays on this machine."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK))
+
+
+class AddedModel(ModelSettings):
+    """Settings of a further model of an endpoint, whose engines start and end while the endpoint runs."""
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "sleep_after_s": "set `min_replicas: 0` and `downscale_to_zero_delay_s`; see docs/models.md"
+    }
+
+    model: str
+    """Name of the model, as for the main model. Classes of service without a setting keep that of the endpoint."""
+    access: Access = Field(default_factory=dict)
+    min_replicas: int = Field(1, ge=0, le=1000)
+    """Minimum number of engines. At 0, the last engine ends after `downscale_to_zero_delay_s` without a request, and
+    the next request starts one."""
+    max_replicas: int | None = Field(None, ge=1, le=1000)
+    """Maximum number of engines under load; None means `min_replicas`, at least 1."""
+    downscale_to_zero_delay_s: float = Field(600, ge=0)
+    """Seconds without a request after which the last engine ends, with `min_replicas: 0`."""
+    ray_actor_options: dict[str, Any] = Field(default_factory=dict)
+    """Resources of each engine in Ray, such as `{num_gpus: 1}`. By default an engine reserves as many CPUs as
+    `engine.threads` says, and none without that setting, because the main model may have them all."""
+
+    @model_validator(mode="after")
+    def _replicas_make_sense(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}, below min_replicas, {self.min_replicas}")
+        return self
 
 
 class PlatformConfig(ServeConfig):

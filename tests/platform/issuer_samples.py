@@ -13,7 +13,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from mars_ray.platform.accounts.oidc_settings import OidcSettings
+from mars_ray.platform.platform_config import OidcSettings
 
 RSA = {kid: rsa.generate_private_key(65537, 2048) for kid in ("one", "two")}
 EC = ec.generate_private_key(ec.SECP256R1())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mars_ray.platform.batches.batch_app import make_batch_runner, make_stores
+from mars_ray.platform.batches.batch_store import Stores
+from mars_ray.platform.batches.row_caller import make_batch_runner
 from mars_ray.platform.gateway import Platform
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.platform_config import PlatformConfig
@@ -82,7 +83,7 @@ def surround(
         return ServedModels(ModelClients(endpoint, control), access=config.access)
 
     async def work() -> None:
-        if (stores := make_stores(config)) is not None:
+        if (stores := Stores.below(config.storage, config.storage_limits)) is not None:
             link = GatewayMeter(meter, config.prices, name="batches") if meter else None
             served = models(link)
             async with link.running() if link else nullcontext(), served.running():

@@ -22,10 +22,9 @@ from mars_ray.errors import OutputError, RequestError, UnavailableError
 from mars_ray.openai_api.batches_protocol import BATCH_URLS, BatchRequest
 from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.platform.batches import batch_run, row_calls, runner
-from mars_ray.platform.batches.batch_figures import BatchCounts, FiguresFile
-from mars_ray.platform.batches.batch_run import BatchRun, BatchTools
+from mars_ray.platform.batches.batch_output import UsageSum
+from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
 from mars_ray.platform.batches.batch_store import BatchStore, StoredBatch
-from mars_ray.platform.batches.batch_usage import UsageSum
 from mars_ray.platform.batches.file_store import FileStore
 from mars_ray.platform.batches.input_file import BatchRow
 from mars_ray.platform.batches.row_calls import RouteAnswer, RowCalls
@@ -281,14 +280,12 @@ def test_batches_begin_in_turn_for_each_owner_and_by_deadline_for_one(tmp_path: 
 
 
 @pytest.mark.parametrize("url", BATCH_URLS)
-@pytest.mark.parametrize("size", [1, 7, 1 << 18])
-def test_the_usage_of_rows_is_read_whatever_their_route_and_wherever_chunks_end(url: str, size: int) -> None:
+def test_the_usage_of_rows_is_read_whatever_their_route(url: str) -> None:
     bodies: list[dict[str, Any]] = [{"usage": usage_of(number, url), "text": "a\u2028b"} for number in range(5)]
     bodies.append({"usage": None})
-    lines = b"".join(json.dumps({"response": {"body": body}}).encode() + b"\n" for body in bodies)
+    lines = [json.dumps({"response": {"body": body}}).encode() + b"\n" for body in bodies]
     usage = UsageSum()
-    chunks = [lines[start : start + size] for start in range(0, len(lines), size)]
-    assert list(usage.read(chunks)) == chunks
+    assert list(usage.read(lines)) == lines
     found = usage.usage()
     assert (found.input_tokens, found.output_tokens, found.total_tokens) == (10, 15, 25)
     assert found.input_tokens_details.cached_tokens == 5
@@ -305,7 +302,6 @@ def test_the_runner_publishes_figures_of_all_batches(place: Place, monkeypatch: 
         if int(prompt) > 2:
             await asyncio.Event().wait()
 
-    file = FiguresFile(BatchFolders(place.root))
     unfinished = place.batches.unfinished
 
     def slow() -> list[StoredBatch]:
@@ -317,18 +313,18 @@ def test_the_runner_publishes_figures_of_all_batches(place: Place, monkeypatch: 
     monkeypatch.setattr(place.batches, "unfinished", slow)
 
     def published() -> bool:
-        figures = file.read(place.unix.now_s)
+        figures = place.batches.figures(place.unix.now_s)
         return figures is not None and (figures.rows["completed"], sum(figures.ended.values())) == (6, 2)
 
-    run_until(BatchRunner(place.tools(Routes(some)), figures=file), published)
-    figures = file.read(place.unix.now_s)
+    run_until(BatchRunner(place.tools(Routes(some))), published)
+    figures = place.batches.figures(place.unix.now_s)
     assert figures and figures.ended == {"completed": 1, "failed": 1}
     assert (figures.unfinished, figures.rows_left, figures.rows["failed"]) == ({"in_progress": 1}, 4, 0)
     assert figures.deadline_unix_s == place.batches.get(OWNER, running).expires_at
     assert figures.file_bytes == place.files.bytes_of_all() > 0
     assert place.batches.get(OWNER, done).status == "completed"
 
-    another = BatchRunner(place.tools(Routes(at_once)), figures=file)
+    another = BatchRunner(place.tools(Routes(at_once)))
     waiting = another._all_figures({}, BatchCounts())
     assert (waiting.unfinished, waiting.rows_left) == ({"waiting": 1}, 4)
 
@@ -476,7 +472,7 @@ def test_expired_files_and_abandoned_uploads_are_removed(place: Place) -> None:
     abandoned.close()
     kept = place.files.new_upload(OWNER).finish("a", "batch", 3600)
     place.unix.now_s += 3601
-    assert place.files.page(OWNER, after=None, limit=10, order="asc") == ([], False)
+    assert place.files.page(OWNER, after=None, limit=10, order="asc").data == []
     place.unix.now_s += 24 * 3600
     place.files.sweep(())
     folder = place.root / "files"
@@ -510,7 +506,7 @@ def test_a_damaged_batch_and_stray_names_do_not_stop_other_batches(
     [unfinished] = place.root.glob(f"unfinished/*/{id}")
     (unfinished.parent / "stray").write_bytes(b"{")
     run_until(BatchRunner(place.tools(Routes(at_once))), lambda: place.batches.get(OWNER, id).status == "completed")
-    assert [batch.id for batch in place.batches.page(OWNER, after=None, limit=9)[0]] == [id]
+    assert [batch.id for batch in place.batches.page(OWNER, after=None, limit=9).data] == [id]
     assert len([record for record in caplog.records if damaged in record.message]) == 1
 
 

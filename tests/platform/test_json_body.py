@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.platform.anthropic.api_form import uses_messages_api
+from mars_ray.platform.anthropic.messages import uses_messages_api
 from mars_ray.serve.middleware.json_body import parse
 from tests.serve.endpoint_clients import check_anthropic_error, check_error, http
 from tests.serve.endpoint_samples import Served

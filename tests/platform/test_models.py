@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError, MarsRayError, ServeError, UnknownNameError
-from mars_ray.platform.models.applications import ApplicationState
-from mars_ray.platform.models.directory import Directory, ServedModel
-from mars_ray.platform.models.manager import GATEWAY_S, ModelManager
-from mars_ray.platform.models.model_settings import AddedModel
-from mars_ray.platform.models.registry import Registry
-from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.models.manager import GATEWAY_S, ApplicationState, ModelManager
+from mars_ray.platform.models.registry import Directory, Registry, ServedModel
+from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import VersionedDocument
@@ -181,8 +178,8 @@ def test_classes_that_a_model_leaves_out_are_the_endpoints_also_after_a_restart(
     classes = [{"name": "gold", "floor": 0.5}]
     add(manager_of(cluster, tmp_path, classes=classes), "small")
     again = manager_of(cluster, tmp_path, classes=classes)
-    version = only(run(again, cluster)).version
-    assert version and [each.name for each in version.config.classes] == ["gold"]
+    model = only(run(again, cluster))
+    assert model.state == "ready" and [each.name for each in model.config.classes] == ["gold"]
 
 
 def test_a_config_with_two_equal_names_an_unknown_class_or_access_to_nothing_is_refused() -> None:
@@ -222,13 +219,13 @@ def test_a_model_is_offered_once_its_engines_run_and_deleted_once_no_gateway_use
     add(manager, "small")
     assert states(newest(manager)) == {"small": "loading"}
     directory = run(manager, cluster)
-    version = only(directory).version
-    assert version and cluster.applications == {version.application: ApplicationState("running")}
+    model = only(directory)
+    assert model.state == "ready" and cluster.applications == {model.application: ApplicationState("running")}
     manager.change("key:ada", "model.removed", "small", "without", "small")
     for _ in range(8):
         manager.follow("gateway", directory.revision)  # it has not taken the new directory
         manager.step()
-        assert version.application in cluster.applications
+        assert model.application in cluster.applications
     run(manager, cluster)
     assert not cluster.applications
 
@@ -248,12 +245,12 @@ def test_a_new_version_takes_over_when_it_is_ready_and_the_old_one_answers_until
 ) -> None:
     manager = manager_of(cluster, tmp_path)
     add(manager, "small")
-    old = only(run(manager, cluster)).version
+    old = only(run(manager, cluster))
     add(manager, "small", TWO)
     between = only(newest(manager))
-    assert old and (between.version, between.new_number) == (old, old.number + 1)
-    new = only(run(manager, cluster)).version
-    assert new and (new.number, new.config.model) == (old.number + 1, "bundled")
+    assert (between.state, between.application, between.new_number) == ("ready", old.application, old.number + 1)
+    new = only(run(manager, cluster))
+    assert (new.state, new.number, new.config.model) == ("ready", old.number + 1, "bundled")
     assert set(cluster.applications) == {new.application}
 
 
@@ -263,8 +260,8 @@ def test_of_two_new_versions_the_last_one_takes_over(tmp_path: Path, cluster: Cl
     run(manager, cluster)
     add(manager, "small", TWO)
     add(manager, "small", AddedModel(model="smollm2", threshold=0.97))
-    new = only(run(manager, cluster)).version
-    assert new and (new.number, new.config.threshold) == (3, 0.97)
+    new = only(run(manager, cluster))
+    assert (new.state, new.number, new.config.threshold) == ("ready", 3, 0.97)
     assert set(cluster.applications) == {new.application}
 
 
@@ -295,7 +292,7 @@ def test_a_manager_that_restarts_changes_no_application(tmp_path: Path, cluster:
     before = run(manager, cluster)
     again = manager_of(cluster, tmp_path)
     after = run(again, cluster)
-    assert only(after).version == only(before).version
+    assert only(after) == only(before) and only(after).state == "ready"
     assert after.revision > before.revision
 
 

@@ -2,17 +2,20 @@
 
 from pathlib import Path
 
-from mars_ray.platform.batches.batch_figures import STALE_S, BatchFigures, FiguresFile
+from mars_ray.openai_api.storage_limits import StorageLimits
+from mars_ray.platform.batches.batch_store import STALE_S, BatchFigures, BatchStore
+from mars_ray.platform.batches.file_store import FileStore
 from mars_ray.platform.batches.storage_paths import BatchFolders
-from mars_ray.platform.metrics import PlatformMetrics
+from mars_ray.platform.gateway import PlatformMetrics
 from mars_ray.serve.http.gateway_metrics import merge_metrics
 from tests.serve.test_metrics import samples, total
 
 
 def test_figures_of_batches_are_those_of_the_endpoint_and_vanish_with_their_runner(tmp_path: Path) -> None:
-    file = FiguresFile(BatchFolders(tmp_path))
-    assert file.read(1000.0) is None
-    file.write(
+    folders = BatchFolders(tmp_path)
+    batches = BatchStore(folders, FileStore(folders, StorageLimits()), StorageLimits())
+    assert batches.figures(1000.0) is None
+    batches.write_figures(
         BatchFigures(
             unix_s=1000.0,
             unfinished={"waiting": 2, "in_progress": 1},
@@ -23,10 +26,9 @@ def test_figures_of_batches_are_those_of_the_endpoint_and_vanish_with_their_runn
             file_bytes=99,
         )
     )
-    pages = [
-        samples(merge_metrics([PlatformMetrics(model="m", gateway=name).text(None, file.read(now_s))])[0].decode())
-        for name, now_s in (("f", 1001.0), ("g", 1001.0), ("f", 1000.0 + STALE_S))
-    ]
+    moments = (("f", 1001.0), ("g", 1001.0), ("f", 1000.0 + STALE_S))
+    texts = [PlatformMetrics(model="m", gateway=name).text(None, batches.figures(now_s)) for name, now_s in moments]
+    pages = [samples(merge_metrics([text])[0].decode()) for text in texts]
     shown = [{sample: value for sample, value in page.items() if "batch" in sample[0]} for page in pages]
     assert shown[0] == shown[1], "every gateway shows the same samples"
     assert total(shown[0], "mars:batches", status="waiting") == 2

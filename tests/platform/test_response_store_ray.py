@@ -9,8 +9,9 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from mars_ray.errors import ResponseNotFoundError, UnavailableError
-from mars_ray.platform.ray.ray_response_store import RayResponseStore, remove_response_store
+from mars_ray.platform.ray.actors import RayResponseStore
 from mars_ray.platform.responses.response_store import StoredResponse
+from mars_ray.ray_actor import remove_actor
 from mars_ray.ray_cluster import temporary_folder
 from tests.serve.cluster_samples import STEP_SECONDS, Cluster, cluster, deploy_file
 
@@ -71,7 +72,7 @@ def test_clients_of_a_store_that_ended_start_another_which_is_empty() -> None:
         client, other = RayResponseStore("ended"), RayResponseStore("ended")
         await until_stored(client)
         assert await other.get("ada", "a") == stored.response
-        await asyncio.to_thread(remove_response_store, "ended")
+        await asyncio.to_thread(remove_actor, "responses:ended")
         for each in (client, other):
             with pytest.raises(ResponseNotFoundError):
                 await each.get("ada", "a")
@@ -81,4 +82,4 @@ def test_clients_of_a_store_that_ended_start_another_which_is_empty() -> None:
     try:
         asyncio.run(use())
     finally:
-        remove_response_store("ended")
+        remove_actor("responses:ended")

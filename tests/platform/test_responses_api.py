@@ -25,7 +25,7 @@ from mars_ray.openai_api.responses_protocol import (
 )
 from mars_ray.openai_api.responses_translate import chat_request_of
 from mars_ray.openai_api.usage import ResponseUsage
-from mars_ray.platform.api_forms import api_of
+from mars_ray.platform.responses.routes import response_form
 from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.generation import Generation, answer_events
 from mars_ray.serve.http.streams import MergedCalls
@@ -204,7 +204,7 @@ def test_what_cannot_be_served_is_refused_with_what_to_change(
 def test_an_error_in_a_stream_names_the_field_of_the_response() -> None:
     body = ResponsesRequest(model=MODEL, input=ASKED)
     metadata = ResponseMetadata(id="resp_1", created=0, model=MODEL, token_bytes=[b"a"] * 10)
-    exchange = Exchange(request_id="1", method="POST", path=RESPONSES, api=api_of(RESPONSES), arrived_unix_s=0.0)
+    exchange = Exchange(request_id="1", method="POST", path=RESPONSES, api=response_form(RESPONSES), arrived_unix_s=0.0)
     builder = ResponseObjectBuilder(ChatResponseBuilder(metadata), metadata, body)
     usage = ResponseUsage(prompt_tokens=1)
     http = Request(exchange.put_in({"type": "http"}))

@@ -17,12 +17,10 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.platform.gateway import Platform as Extension
-from mars_ray.platform.models.applications import ApplicationState
-from mars_ray.platform.models.directory import Directory, ServedVersion
-from mars_ray.platform.models.manager import ModelManager
-from mars_ray.platform.models.model_settings import AddedModel
+from mars_ray.platform.models.manager import ApplicationState, ModelManager
+from mars_ray.platform.models.registry import Directory, ServedModel
 from mars_ray.platform.models.served_models import ServedModels
-from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ModelClients
@@ -173,8 +171,8 @@ async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fiel
         endpoint = sharing_tokenizer(Endpoint(client, config, FOLDER), config, FOLDER)
         return ModelClients(endpoint, LocalControl(config.plan(FOLDER)))
 
-    async def make(version: ServedVersion) -> ModelClients:
-        return clients(version.application, version.config)
+    async def make(model: ServedModel) -> ModelClients:
+        return clients(model.application, model.config)
 
     found = Platform(manager, None, None)  # type: ignore[arg-type]  # set below
     models = ServedModels(

@@ -20,8 +20,8 @@ from mars_ray.errors import ConfigError
 from mars_ray.installed import settings_class
 from mars_ray.platform.accounts import provider_keys
 from mars_ray.platform.accounts.callers import AccountCallers, limits_of
-from mars_ray.platform.accounts.oidc_settings import OidcClaims, OidcSettings
 from mars_ray.platform.accounts.provider_keys import REFETCH_S, RENEW_S, STALE_S, ProviderKeys
+from mars_ray.platform.platform_config import OidcClaims, OidcSettings
 from mars_ray.serve.deploy.serve_config import check_exposure, parse_config
 from mars_ray.serve.middleware.exchange import Exchange
 from tests.factories.clock import Clock

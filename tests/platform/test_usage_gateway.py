@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from mars_ray.errors import QueueFullError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError, api_error
 from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.platform.accounts.account_store import UsageLimits
 from mars_ray.platform.accounts.callers import AccountCaller
-from mars_ray.platform.accounts.usage_limits import UsageLimits
 from mars_ray.platform.usage import gateway_meter, record_spool
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
-from mars_ray.platform.usage.ledger import UsageLedger
-from mars_ray.platform.usage.ledger_view import LedgerView
+from mars_ray.platform.usage.ledger import LedgerView, UsageLedger
 from mars_ray.platform.usage.meter import MeterMessage, MeterReply, UsageMeter
-from mars_ray.platform.usage.token_prices import TokenPrices
 from mars_ray.platform.usage.usage_report import COLUMNS, UsageQuery
-from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, day_of
+from mars_ray.platform.usage.usage_rows import TokenPrices, UsageCounts, UsageGroup, UsageRecord, UsageSums, day_of
 from mars_ray.serve.middleware.exchange import Exchange
 
 FOREVER = UsageQuery("0000-01-01", "9999-12-31", COLUMNS)
@@ -351,10 +349,10 @@ def test_reports_delay_no_counting_and_wait_in_no_long_queue(tmp_path: Path, mon
     begun, go_on = threading.Event(), threading.Event()
     read_rows = LedgerView.rows
 
-    def slow_rows(view: LedgerView, first: str, last: str) -> UsageSums:
+    def slow_rows(view: LedgerView, first: str, last: str, account: str | None) -> UsageSums:
         begun.set()
         assert go_on.wait(60)
-        return read_rows(view, first, last)
+        return read_rows(view, first, last, account)
 
     def record(id: str) -> UsageRecord:
         return UsageRecord(id, UsageGroup(day_of(NOON), "acme", "ada", "bundled"), UsageCounts(prompt_tokens=1))

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.platform.accounts.account_store import UsageLimits
 from mars_ray.platform.usage.limiter import (
     SILENT_S,
     Granted,
     LimitedRequest,
     LimitRefusal,
+    MinuteWindow,
     RecentRequest,
     UsageLimiter,
 )
-from mars_ray.platform.usage.minute_window import MinuteWindow
 
 DAY = "2026-11-25"
 HOLDER = "key:ada"

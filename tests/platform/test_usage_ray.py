@@ -12,11 +12,12 @@ import psutil
 import pytest
 from openai import APIError, OpenAI, RateLimitError
 
-from mars_ray.platform.ray.ray_meter import RayMeter, remove_meter
+from mars_ray.platform.ray.actors import RayMeter
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.usage_report import COLUMNS, UsageQuery
 from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord
+from mars_ray.ray_actor import remove_actor
 from tests.serve.cluster_samples import GATEWAY, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.key_samples import add_key
 
@@ -141,9 +142,9 @@ def test_an_actor_that_ended_is_started_again_and_finds_its_storage(tmp_path: Pa
             await meter.record([row])
             assert (await other.report(REPORT, None))[row.group].prompt_tokens == 4
             assert await other.report(REPORT, "another") == {}
-            await asyncio.to_thread(remove_meter, "ended")
+            await asyncio.to_thread(remove_actor, "meter:ended")
 
     try:
         asyncio.run(use())
     finally:
-        remove_meter("ended")
+        remove_actor("meter:ended")

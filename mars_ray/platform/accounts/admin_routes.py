@@ -6,10 +6,9 @@ Never: returns a key except in the answer to the request that makes it, or a has
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, Field
@@ -17,9 +16,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from mars_ray.chat.request_body import RequestBody
 from mars_ray.errors import ConfigError, DataError, OutputError, RunError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.platform.accounts.account_store import AccountStore
-from mars_ray.platform.accounts.account_table import Account, AccountKey, AccountTable
-from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.platform.accounts.account_store import Account, AccountKey, AccountStore, AccountTable, UsageLimits
 from mars_ray.serve.middleware.api_keys import Role
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
@@ -27,6 +24,8 @@ from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.storage.audit_log import PAGE_MAX, AuditEvent, AuditLog
 
 YEAR_S = 366 * 86400
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,25 @@ class Administration:
     audit: AuditLog
     classes: Collection[str]
     """Classes of service that keys and accounts may name."""
+
+    async def call(self, act: Callable[[AccountStore], T], service_class: str | None = None) -> T:
+        """Return the result of an act on the store, which may name a class. Raises its errors as errors for
+        operators."""
+        if self.keys is None or self.store is None:
+            message = "This endpoint has no keys. Set `keys` in its config file."
+            raise ApiError(404, message, type="invalid_request_error", code="no_keys")
+        if service_class not in (None, *self.classes):
+            raise ApiError.bad_request(f"service_class must be one of {', '.join(self.classes)}.", "service_class")
+        try:
+            return await asyncio.to_thread(act, self.store)
+        except UnknownNameError as error:
+            raise ApiError(404, str(error), type="invalid_request_error", code="name_not_found") from None
+        except ConfigError as error:
+            raise ApiError.bad_request(str(error)) from None
+        except (DataError, OutputError) as error:
+            raise _store_error(error) from None
+        finally:
+            self.keys.expire()  # a caller of this gateway sees the change at once
 
 
 class KeyUpdate(RequestBody):
@@ -96,25 +114,16 @@ class NewKeyObject(BaseModel):
     """The key itself, which is not stored and cannot be shown again."""
 
 
-class KeyList(BaseModel):
-    """Response of `GET /admin/keys`."""
+class Listed(BaseModel, Generic[T]):
+    """Response of `GET /admin/keys` and `GET /admin/accounts`."""
 
     object: Literal["list"] = "list"
-    data: list[KeyObject]
+    data: list[T]
 
 
-class AccountList(BaseModel):
-    """Response of `GET /admin/accounts`."""
-
-    object: Literal["list"] = "list"
-    data: list[Account]
-
-
-class AuditList(BaseModel):
+class AuditList(Listed[AuditEvent]):
     """Response of `GET /admin/audit`: events, the newest first."""
 
-    object: Literal["list"] = "list"
-    data: list[AuditEvent]
     has_more: bool
 
 
@@ -141,82 +150,62 @@ def admin_routes(administration: Administration) -> APIRouter:
 
 def _add_key_routes(routes: APIRouter, administration: Administration) -> None:
     @routes.get("/keys")
-    async def list_keys() -> KeyList:
+    async def list_keys() -> Listed[KeyObject]:
         """Return all keys, without their secrets."""
-        async with _changing(administration) as store:
-            table = await asyncio.to_thread(store.read)
-        return KeyList(data=[_key_object(key) for key in table.keys])
+        table = await administration.call(AccountStore.read)
+        return Listed(data=[_key_object(key) for key in table.keys])
 
     @routes.post("/keys")
     async def add_key(body: NewKeyRequest, request: Request) -> NewKeyObject:
         """Add a key, and return it: it is not stored and cannot be shown again."""
-        async with _changing(administration, body.service_class) as store:
-            secret = await asyncio.to_thread(store.add, _operator(request), **{"role": body.role} | _fields(body))
+        by = _operator(request)
+        fields = {"role": body.role} | _fields(body)
+        secret = await administration.call(lambda store: store.add(by, **fields), body.service_class)
         return NewKeyObject(name=body.name, key=secret)
 
     @routes.patch("/keys/{name}")
     async def update_key(name: str, body: KeyUpdate, request: Request) -> KeyObject:
         """Change a key, whose secret stays the same."""
-        async with _changing(administration, body.service_class) as store:
-            return _key_object(await asyncio.to_thread(store.update, _operator(request), name, **_fields(body)))
+        by = _operator(request)
+        fields = _fields(body)
+        return _key_object(
+            await administration.call(lambda store: store.update(by, name, **fields), body.service_class)
+        )
 
     @routes.post("/keys/{name}/rotate")
     async def rotate_key(name: str, body: RotateRequest, request: Request) -> NewKeyObject:
         """Give a key a new secret. The old one stays valid for a grace time."""
-        async with _changing(administration) as store:
-            secret = await asyncio.to_thread(store.rotate, _operator(request), name, body.grace_seconds)
+        by = _operator(request)
+        secret = await administration.call(lambda store: store.rotate(by, name, body.grace_seconds))
         return NewKeyObject(name=name, key=secret)
 
     @routes.delete("/keys/{name}", status_code=204)
     async def remove_key(name: str, request: Request) -> Response:
         """Remove a key. Every gateway refuses it within about a second."""
-        async with _changing(administration) as store:
-            await asyncio.to_thread(store.remove, _operator(request), name)
+        by = _operator(request)
+        await administration.call(lambda store: store.remove(by, name))
         return Response(status_code=204)
 
 
 def _add_account_routes(routes: APIRouter, administration: Administration) -> None:
     @routes.get("/accounts")
-    async def list_accounts() -> AccountList:
+    async def list_accounts() -> Listed[Account]:
         """Return the accounts that have limits or a class of their own."""
-        async with _changing(administration) as store:
-            table = await asyncio.to_thread(store.read)
-        return AccountList(data=list(table.accounts))
+        return Listed(data=list((await administration.call(AccountStore.read)).accounts))
 
     @routes.put("/accounts/{name}")
     async def set_account(name: str, body: AccountRequest, request: Request) -> Account:
         """Set the limits of an account, which hold for all its keys and tokens together."""
-        async with _changing(administration, body.service_class) as store:
-            fields = _fields(body) | {"name": name}
-            return await asyncio.to_thread(store.set_account, _operator(request), **fields)
+        by = _operator(request)
+        fields = _fields(body) | {"name": name}
+        return await administration.call(lambda store: store.set_account(by, **fields), body.service_class)
 
     @routes.delete("/accounts/{name}", status_code=204)
     async def remove_account(name: str, request: Request) -> Response:
         """Remove the limits of an account. Its keys stay valid."""
-        async with _changing(administration) as store:
-            await asyncio.to_thread(store.remove_account, _operator(request), name)
+        by = _operator(request)
+        await administration.call(lambda store: store.remove_account(by, name))
         return Response(status_code=204)
-
-
-@asynccontextmanager
-async def _changing(administration: Administration, service_class: str | None = None) -> AsyncIterator[AccountStore]:
-    """Yield the store, and turn its errors into errors for operators."""
-    if administration.keys is None or administration.store is None:
-        message = "This endpoint has no keys. Set `keys` in its config file."
-        raise ApiError(404, message, type="invalid_request_error", code="no_keys")
-    if service_class is not None and service_class not in administration.classes:
-        names = ", ".join(administration.classes)
-        raise ApiError.bad_request(f"service_class must be one of {names}.", "service_class")
-    try:
-        yield administration.store
-    except UnknownNameError as error:
-        raise ApiError(404, str(error), type="invalid_request_error", code="name_not_found") from None
-    except ConfigError as error:
-        raise ApiError.bad_request(str(error)) from None
-    except (DataError, OutputError) as error:
-        raise _store_error(error) from None
-    finally:
-        administration.keys.expire()  # a caller of this gateway sees the change at once
 
 
 def _store_error(error: Exception) -> ApiError:

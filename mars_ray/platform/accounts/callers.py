@@ -15,10 +15,9 @@ import jwt
 
 from mars_ray.errors import ConfigError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.platform.accounts.account_table import Account, AccountTable
-from mars_ray.platform.accounts.oidc_settings import OidcClaims, OidcSettings
+from mars_ray.platform.accounts.account_store import Account, AccountTable, UsageLimits
 from mars_ray.platform.accounts.provider_keys import REFETCH_S, ProviderKeys
-from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.platform.platform_config import OidcClaims, OidcSettings
 from mars_ray.serve.middleware.api_keys import Role, digest, parse_entry
 from mars_ray.serve.middleware.callers import Caller, check_class, check_expiry, forbidden, unauthorized
 from mars_ray.serve.middleware.exchange import Exchange

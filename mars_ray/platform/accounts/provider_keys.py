@@ -15,7 +15,7 @@ import httpx2
 import jwt
 
 from mars_ray.errors import UnavailableError
-from mars_ray.platform.accounts.oidc_settings import OidcSettings, is_safe
+from mars_ray.platform.platform_config import OidcSettings, is_safe
 
 log = logging.getLogger(__name__)
 

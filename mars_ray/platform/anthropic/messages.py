@@ -1,26 +1,79 @@
-"""The routes of Anthropic's Messages API, over the endpoints that answer chat completions."""
+"""The routes and the form of Anthropic's Messages API, over the endpoints that answer chat completions."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mars_ray.openai_api.answer_plan import AnswerPlan
+from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.openai_api.translate import check_limits
-from mars_ray.platform.anthropic.api_form import MessagesErrorResponse
-from mars_ray.platform.anthropic.protocol import CountTokensRequest, MessagesRequest, TokenCount
+from mars_ray.platform.anthropic.protocol import NO_THREADS, CountTokensRequest, MessagesRequest, TokenCount
 from mars_ray.platform.anthropic.responses import MessageResponse, MessageResponseBuilder
 from mars_ray.platform.anthropic.translate import chat_request
 from mars_ray.serve.http.endpoint import Endpoint, response_id
 from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.http.routes import ERRORS, STREAM, endpoint_of
+from mars_ray.serve.middleware.api_form import ApiForm
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
+
+PATH = "/v1/messages"
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""Anthropic's type of an error, by HTTP status. Other statuses have the type `invalid_request_error`."""
+
+
+class MessagesErrorDetails(BaseModel):
+    """Details of an error for programs."""
+
+    error_code: str
+
+
+class MessagesError(BaseModel):
+    """The error object of Anthropic's API."""
+
+    type: str
+    message: str
+    details: MessagesErrorDetails | None = None
+    """Present for errors that Anthropic's client handles by itself."""
+
+
+class MessagesErrorResponse(BaseModel):
+    """Body of every error response of the Messages API."""
+
+    type: Literal["error"]
+    error: MessagesError
+    request_id: str
+
+
+def uses_messages_api(path: str) -> bool:
+    """Return whether a path belongs to the Messages API."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return an error as the body of an answer of Anthropic's API."""
+    shown: dict[str, Any] = {"type": TYPES.get(error.status, "invalid_request_error"), "message": error.message}
+    if error.code == NO_THREADS:
+        shown["details"] = {"error_code": NO_THREADS}
+    return {"type": "error", "error": shown, "request_id": request_id}
+
+
+ANTHROPIC = ApiForm(body=error_body, error_event="error", ends_with_done=False, key_header=b"x-api-key")
 
 MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorResponse} for status in ERRORS}
 
@@ -31,36 +84,26 @@ def messages_routes(models: GatewayModels) -> APIRouter:
 
     @routes.post("/v1/messages", response_model=MessageResponse, responses=STREAM)
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        return await answer_messages(await endpoint_of(models, body.model, request), body, request)
+        endpoint = await endpoint_of(models, body.model, request)
+
+        def builder(metadata: ResponseMetadata, plan: AnswerPlan, prompt: Sequence[int]) -> MessageResponseBuilder:
+            return MessageResponseBuilder(
+                ChatResponseBuilder(metadata, plan), metadata, body.stop_sequences, len(prompt)
+            )
+
+        return await endpoint.converse(_chat_request(endpoint, body), request, response_id("msg", request), builder)
 
     @routes.post("/v1/messages/count_tokens")
     async def count(body: CountTokensRequest, request: Request) -> TokenCount:
         endpoint = await endpoint_of(models, body.model, request)
-        return await count_tokens(endpoint, body, Exchange.of(request.scope).key or "")
+        model = await endpoint.check_model(body.model)
+        chat = _chat_request(endpoint, body)
+        check_limits(chat, endpoint.limits)
+        tokens, _ = await endpoint.chat_prompt(chat, model, Exchange.of(request.scope).key or "")
+        return TokenCount(input_tokens=len(tokens))
 
     return routes
 
 
-async def answer_messages(endpoint: Endpoint, body: MessagesRequest, http: Request) -> Response:
-    """Answer a conversation. Raises `ApiError` and `MarsRayError`."""
-    id = response_id("msg", http)
-    return await endpoint.converse(_chat_request(endpoint, body), http, id, partial(_builder, body.stop_sequences))
-
-
-async def count_tokens(endpoint: Endpoint, body: CountTokensRequest, key: str) -> TokenCount:
-    """Return the number of tokens of a prompt. Raises `ApiError` and `MarsRayError`."""
-    model = await endpoint.check_model(body.model)
-    request = _chat_request(endpoint, body)
-    check_limits(request, endpoint.limits)
-    tokens, _ = await endpoint.chat_prompt(request, model, key)
-    return TokenCount(input_tokens=len(tokens))
-
-
 def _chat_request(endpoint: Endpoint, body: CountTokensRequest) -> ChatCompletionRequest:
     return chat_request(body, reasons=endpoint.tokenizer.answer_format.reasoning is not None)
-
-
-def _builder(
-    stops: list[str], metadata: ResponseMetadata, plan: AnswerPlan, prompt: Sequence[int]
-) -> MessageResponseBuilder:
-    return MessageResponseBuilder(ChatResponseBuilder(metadata, plan), metadata, stops, len(prompt))

@@ -22,8 +22,9 @@ from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.platform.anthropic.api_form import NO_THREADS
 
+NO_THREADS = "thread_unsupported_request"
+"""Code of the error that makes Anthropic's client send all messages again, without a thread."""
 IGNORED = frozenset(("cache_control", "metadata", "service_tier"))
 """Fields that are accepted without effect: they concern the caller's identity, billing or possible savings."""
 

@@ -1,22 +1,26 @@
 """Results of one batch: the output folder of a job, in a thread of its own.
 
 In:    results of rows.
-Out:   the rows that are not done; the lines of the output file and of the errors file.
+Out:   the rows that are not done; the lines of the output file and of the errors file; OpenAI's usage object.
 Never: counts a row twice, or loses a result after `take` has returned: the ledger and the log of jobs see to that.
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Self, TypeVar
+
+from openai.types.batch_usage import BatchUsage, InputTokensDetails, OutputTokensDetails
 
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.ledger import undone
 from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.rows.row_tables import RowResult
-from mars_ray.platform.batches.storage_paths import chunks_of, make_folder, names_in
+from mars_ray.platform.batches.storage_paths import lines_of, make_folder, names_in
 from mars_ray.storage.location import AnyPath
 
 T = TypeVar("T")
@@ -66,7 +70,7 @@ class BatchOutput:
         await self._run(self._output.flush)
 
     async def run(self, work: Callable[[Iterator[bytes], Iterator[bytes]], T]) -> T:
-        """Return the result of `work`, which gets the content of the output file and of the errors file in chunks."""
+        """Return the result of `work`, which gets the lines of the output file and of the errors file."""
         return await self._run(lambda: work(self._answers(), self._errors()))
 
     def _begin(self) -> None:
@@ -82,11 +86,11 @@ class BatchOutput:
     def _answers(self) -> Iterator[bytes]:
         rows = self._folder / "rows"
         for name in names_in(rows):
-            yield from chunks_of(rows / name)
+            yield from lines_of(rows / name)
 
     def _errors(self) -> Iterator[bytes]:
         if (path := self._output.errors_file) is not None:
-            yield from chunks_of(path)
+            yield from lines_of(path)
 
     async def _end(self) -> None:
         try:
@@ -102,3 +106,32 @@ class BatchOutput:
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise
+
+
+class UsageSum:
+    """Sums the usage of the rows whose lines of the output file pass. A row has one line, however often it ran."""
+
+    def __init__(self) -> None:
+        self._tokens = Counter[str]()
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the lines, and add the usage of each."""
+        for line in lines:
+            usage = json.loads(line)["response"]["body"].get("usage") or {}
+            # The Responses API has names of its own for the same counts.
+            for name, other in (("prompt", "input"), ("completion", "output")):
+                self._tokens[other] += usage.get(f"{name}_tokens", usage.get(f"{other}_tokens", 0))
+                details = usage.get(f"{name}_tokens_details", usage.get(f"{other}_tokens_details")) or {}
+                self._tokens["cached"] += details.get("cached_tokens") or 0
+                self._tokens["reasoning"] += details.get("reasoning_tokens") or 0
+            yield line
+
+    def usage(self) -> BatchUsage:
+        """Return the sums so far."""
+        return BatchUsage(
+            input_tokens=self._tokens["input"],
+            input_tokens_details=InputTokensDetails(cached_tokens=self._tokens["cached"]),
+            output_tokens=self._tokens["output"],
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._tokens["reasoning"]),
+            total_tokens=self._tokens["input"] + self._tokens["output"],
+        )

@@ -7,7 +7,6 @@ Never: shows a file or a batch to another owner than its own; blocks the event l
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -19,9 +18,8 @@ from starlette.responses import Response, StreamingResponse
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.errors import FileInUseError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.batches_protocol import BatchRequest, DeletedFile, ExpiresAfter, ObjectPage, object_page
-from mars_ray.platform.batches.batch_figures import FiguresFile
-from mars_ray.platform.batches.batch_store import BatchStore
+from mars_ray.openai_api.batches_protocol import BatchRequest, DeletedFile, ExpiresAfter, ObjectPage
+from mars_ray.platform.batches.batch_store import Stores
 from mars_ray.platform.batches.file_store import FileStore
 from mars_ray.platform.batches.upload import FormReader, UploadedForm
 from mars_ray.serve.middleware.exchange import Exchange
@@ -53,16 +51,6 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 FileLimit = Annotated[int, Query(ge=1, le=10_000)]
 
 
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """The stores behind the routes."""
-
-    files: FileStore
-    batches: BatchStore
-    figures: FiguresFile
-    """Figures of all batches, for the metrics."""
-
-
 def batch_routes(stores: Stores | None) -> APIRouter:
     """Return the routes. Without stores, each answers an error that names the setting."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
@@ -85,10 +73,9 @@ def _add_file_routes(routes: APIRouter, stores: Stores | None) -> None:
         purpose: str | None = None,
     ) -> ObjectPage[FileObject]:
         files = _needed(stores).files
-        page, more = await asyncio.to_thread(
+        return await asyncio.to_thread(
             files.page, _owner(request), after=after, limit=limit, order=order, purpose=purpose
         )
-        return object_page(page, has_more=more)
 
     @routes.get("/v1/files/{file_id}")
     async def get_file(file_id: str, request: Request) -> FileObject:
@@ -114,9 +101,7 @@ def _add_batch_routes(routes: APIRouter, stores: Stores | None) -> None:
 
     @routes.get("/v1/batches")
     async def list_batches(request: Request, after: str | None = None, limit: Limit = 20) -> ObjectPage[Batch]:
-        batches = _needed(stores).batches
-        page, more = await asyncio.to_thread(batches.page, _owner(request), after=after, limit=limit)
-        return object_page(page, has_more=more)
+        return await asyncio.to_thread(_needed(stores).batches.page, _owner(request), after=after, limit=limit)
 
     @routes.get("/v1/batches/{batch_id}")
     async def get_batch(batch_id: str, request: Request) -> Batch:

@@ -7,6 +7,7 @@ Never: answers a row that is done, works past the deadline, or ends a batch befo
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,10 +16,8 @@ from typing import IO
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import StoredNotFoundError
 from mars_ray.openai_api.batches_protocol import window_seconds
-from mars_ray.platform.batches.batch_figures import BatchCounts
-from mars_ray.platform.batches.batch_output import BatchOutput
+from mars_ray.platform.batches.batch_output import BatchOutput, UsageSum
 from mars_ray.platform.batches.batch_store import ENDED, JOB, BatchState, BatchStore, Status, StoredBatch
-from mars_ray.platform.batches.batch_usage import UsageSum
 from mars_ray.platform.batches.file_store import FileStore
 from mars_ray.platform.batches.input_file import BatchRow, InputCheck, check_input, rows_of
 from mars_ray.platform.batches.row_calls import RowCalls, refused_row
@@ -39,6 +38,15 @@ Errors = tuple[dict[str, str], ...]
 EXPIRED = "batch_expired"
 KEY_TEXT = "the key that created the batch was removed or has expired. Create the batch again with a valid key."
 EXPIRED_TEXT = "the row could not be answered before the completion window of the batch ended."
+
+
+class BatchCounts:
+    """Counts of batches and rows that the drivers of one runner have ended since it started."""
+
+    def __init__(self) -> None:
+        self.ended = Counter[str]()
+        """Batches by the status with which they ended."""
+        self.rows = Counter[str](completed=0, failed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +84,6 @@ class BatchRun:
     def left_s(self) -> float:
         """Seconds until the deadline; negative once it has passed."""
         return self._ends_s - self._tools.clock()
-
-    @property
-    def rows_left(self) -> int:
-        """Number of rows that are not done."""
-        return self.state.rows_left
 
     async def run(self) -> None:
         """Work until the batch has ended. Raises `OutputError` if another driver works on it, and errors of the
@@ -207,11 +210,11 @@ class BatchRun:
         expires_after_s = expires.seconds if expires else None
         results = dict[str, object]()
         contents = ((used.read(answers), self.state.completed), (errors, self.state.failed))
-        for name, (chunks, count) in zip(RESULTS, contents, strict=True):
+        for name, (lines, count) in zip(RESULTS, contents, strict=True):
             if count:
                 id = result_id(self.batch.id, name)
                 filename = f"{self.batch.id}_{name}.jsonl"
-                self._tools.files.write(self.batch.owner, id, chunks, filename, expires_after_s)
+                self._tools.files.write(self.batch.owner, id, lines, filename, expires_after_s)
                 results[f"{name}_file_id"] = id
         return results | {"usage": used.usage()}
 

@@ -1,7 +1,7 @@
 """Batches of callers in a folder or an object store.
 
-In:    requests of owners; the state that the runner writes.
-Out:   OpenAI's batch objects.
+In:    requests of owners; the state and the figures that the runner writes.
+Out:   OpenAI's batch objects; the figures, for the metrics of all gateways.
 Never: shows a batch to another owner, or lets two processes write the same object.
 
 A batch is a folder. The gateway that takes a request creates `batch.json` and, to cancel, `cancel.json`; the driver of
@@ -12,27 +12,29 @@ exists until its end is written, so a new driver finds all batches that have not
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
-from openai.types.batch import Batch, Errors
+from openai.types.batch import Batch
 from openai.types.batch_error import BatchError
-from openai.types.batch_request_counts import BatchRequestCounts
 from openai.types.batch_usage import BatchUsage
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mars_ray.errors import BatchEndedError, DataError, QuotaError, RequestError, StoredNotFoundError
-from mars_ray.openai_api.batches_protocol import BatchRequest, window_seconds
+from mars_ray.openai_api.batches_protocol import BatchRequest, ObjectPage, window_seconds
 from mars_ray.openai_api.storage_limits import StorageLimits
-from mars_ray.platform.batches.file_store import ID_CHARS, KEPT_S, FileStore, ordered
+from mars_ray.platform.batches.file_store import ID_CHARS, KEPT_S, FileStore
 from mars_ray.platform.batches.storage_paths import (
     BATCH,
     BatchFolders,
+    created_s,
     is_file,
     is_id,
     names_in,
     new_id,
     owner_name,
     owners_in,
+    page_of,
     read_json,
     remove,
     write_json,
@@ -41,7 +43,9 @@ from mars_ray.storage.location import AnyPath
 
 log = logging.getLogger(__name__)
 
-REQUEST, CANCEL, STATE, JOB = "batch.json", "cancel.json", "state.json", "job"
+REQUEST, CANCEL, STATE, JOB, FIGURES = "batch.json", "cancel.json", "state.json", "job", "figures.json"
+STALE_S = 120.0
+"""Age in seconds at which figures are no longer shown, because their runner has ended."""
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 """Statuses after which nothing changes."""
 
@@ -94,6 +98,28 @@ class BatchState(BaseModel):
     def rows_left(self) -> int:
         """Number of rows that are not done."""
         return max(0, self.total - self.completed - self.failed)
+
+
+class BatchFigures(BaseModel):
+    """Figures of all batches of an endpoint at one moment. The counts of what has ended begin at 0 when the runner
+    starts. Only the runner lists the storage, so that each figure exists once in an endpoint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    unix_s: float
+    """Unix time of the publication, in seconds."""
+    unfinished: dict[str, int] = {}
+    """Batches that have not ended, by status, or `waiting` if no driver works on them."""
+    rows_left: int = 0
+    """Rows of unfinished batches that are not done, without batches whose file has not been checked yet."""
+    deadline_unix_s: float | None = None
+    """Unix time of the earliest deadline of an unfinished batch, in seconds."""
+    ended: dict[str, int] = {}
+    """Batches that ended since the runner started, by status."""
+    rows: dict[str, int] = {}
+    """Rows that were done since the runner started, by outcome: `completed` or `failed`."""
+    file_bytes: int = 0
+    """Bytes of the files of all owners, results included."""
 
 
 class BatchStore:
@@ -160,17 +186,10 @@ class BatchStore:
             write_json(self._folders.batches(owner) / id / CANCEL, {"cancelling_at": int(self._clock())})
         return self.get(owner, id)
 
-    def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
-        """Return up to `limit` batches that were created before the batch `after`, newest first, and whether more
-        follow."""
-        batches: list[Batch] = []
-        for name in ordered(names_in(self._folders.batches(owner)), after, "desc"):
-            batch = self._read(owner, name)
-            if batch is not None:
-                if len(batches) == limit:
-                    return batches, True
-                batches.append(batch)
-        return batches, False
+    def page(self, owner: str, *, after: str | None, limit: int) -> ObjectPage[Batch]:
+        """Return up to `limit` batches that were created before the batch `after`, newest first."""
+        names = names_in(self._folders.batches(owner))
+        return page_of(names, lambda id: self._read(owner, id), after=after, limit=limit, order="desc")
 
     def uses(self, owner: str, file_id: str) -> str | None:
         """Return the id of a batch that has not ended and reads a file, or None."""
@@ -211,22 +230,32 @@ class BatchStore:
         remove(self._folders.unfinished(batch.owner) / batch.id)
         remove(self.folder(batch) / JOB)
 
+    def write_figures(self, figures: BatchFigures) -> None:
+        """Replace the figures. Only the runner may call this."""
+        write_json(self._folders.root / FIGURES, figures.model_dump(mode="json"))
+
+    def figures(self, now_s: float) -> BatchFigures | None:
+        """Return the figures; None if no runner has published any in the `STALE_S` seconds before the Unix time
+        `now_s`, or if they are damaged."""
+        try:
+            figures = BatchFigures.model_validate(read_json(self._folders.root / FIGURES))
+        except (DataError, ValidationError):  # the runner replaces them within seconds
+            return None
+        return figures if now_s - figures.unix_s < STALE_S else None
+
     def sweep(self) -> None:
         """Remove batches that ended long ago, and the traces of requests that were cut off before they were stored."""
         for owner in owners_in(self._folders.root / "jobs"):
             folder = self._folders.root / "jobs" / owner
             open_ids = set(names_in(self._folders.unfinished_of_all / owner))
             for id in names_in(folder):
-                if id not in open_ids and self._created_s(id) + 2 * KEPT_S <= self._clock():
+                if is_id(id, BATCH) and id not in open_ids and created_s(id) + 2 * KEPT_S <= self._clock():
                     remove(folder / id)
         for owner in owners_in(self._folders.unfinished_of_all):
             for id in names_in(self._folders.unfinished_of_all / owner):
                 stored = is_file(self._folders.root / "jobs" / owner / id / REQUEST)
-                if not stored and self._created_s(id) + 3600 <= self._clock():
+                if is_id(id, BATCH) and not stored and created_s(id) + 3600 <= self._clock():
                     remove(self._folders.unfinished_of_all / owner / id)
-
-    def _created_s(self, id: str) -> float:
-        return int(id.removeprefix(BATCH)[:12], 16) / 1000 if is_id(id, BATCH) else self._clock()
 
     def _stored(self, owner_folder: str, id: str) -> StoredBatch | None:
         """Return a batch; None if it does not exist, or is damaged, of which the log has a line."""
@@ -252,29 +281,34 @@ class BatchStore:
 
 
 def _object(stored: StoredBatch, state: BatchState, cancelling_at: int | None) -> Batch:
-    request = stored.request
-    status = "cancelling" if cancelling_at is not None and state.status not in ENDED else state.status
-    return Batch(
-        id=stored.id,
-        object="batch",
-        endpoint=request.endpoint,
-        input_file_id=request.input_file_id,
-        completion_window=request.completion_window,
-        metadata=request.metadata,
-        created_at=stored.created_at,
-        expires_at=stored.expires_at,
-        status=status,
-        cancelling_at=cancelling_at,
-        in_progress_at=state.in_progress_at,
-        finalizing_at=state.finalizing_at,
-        completed_at=state.completed_at,
-        failed_at=state.failed_at,
-        expired_at=state.expired_at,
-        cancelled_at=state.cancelled_at,
-        model=state.model,
-        output_file_id=state.output_file_id,
-        error_file_id=state.error_file_id,
-        errors=Errors(object="list", data=list(state.errors)) if state.errors else None,
-        request_counts=BatchRequestCounts(total=state.total, completed=state.completed, failed=state.failed),
-        usage=state.usage,
-    )
+    counts = {"total", "completed", "failed"}
+    cancelling = cancelling_at is not None and state.status not in ENDED
+    fields = stored.request.model_dump(exclude={"output_expires_after"}) | state.model_dump(exclude={*counts, "errors"})
+    fields |= {
+        "id": stored.id,
+        "object": "batch",
+        "status": "cancelling" if cancelling else state.status,
+        "created_at": stored.created_at,
+        "expires_at": stored.expires_at,
+        "cancelling_at": cancelling_at,
+        "errors": {"object": "list", "data": state.errors} if state.errors else None,
+        "request_counts": state.model_dump(include=counts),
+    }
+    return Batch.model_validate(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The stores of files and batches of an endpoint."""
+
+    files: FileStore
+    batches: BatchStore
+
+    @classmethod
+    def below(cls, storage: str | None, limits: StorageLimits) -> "Stores | None":
+        """Return the stores in the storage of an endpoint; None without storage. Raises `ConfigError` for a bad URL."""
+        if storage is None:
+            return None
+        folders = BatchFolders.below(storage)
+        files = FileStore(folders, limits)
+        return cls(files, BatchStore(folders, files, limits))

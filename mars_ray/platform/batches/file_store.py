@@ -18,18 +18,21 @@ from typing import IO, Literal
 from openai.types.file_object import FileObject
 
 from mars_ray.errors import DataError, QuotaError, StoredNotFoundError
+from mars_ray.openai_api.batches_protocol import ObjectPage
 from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.platform.batches.storage_paths import (
     FILE,
     BatchFolders,
     bytes_below,
     chunks_of,
+    created_s,
     is_id,
     make_folder,
     names_in,
     new_id,
     open_blocks,
     owners_in,
+    page_of,
     read_json,
     remove,
     unavailable,
@@ -168,16 +171,14 @@ class FileStore:
 
     def page(
         self, owner: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], purpose: str | None = None
-    ) -> tuple[list[FileObject], bool]:
-        """Return up to `limit` files after the file `after`, and whether more follow."""
-        files: list[FileObject] = []
-        for name in ordered(names_in(self._folders.files(owner)), after, order):
-            file = self._read(owner, name)
-            if file is not None and purpose in (None, file.purpose):
-                if len(files) == limit:
-                    return files, True
-                files.append(file)
-        return files, False
+    ) -> ObjectPage[FileObject]:
+        """Return up to `limit` files after the file `after`."""
+
+        def read(id: str) -> FileObject | None:
+            file = self._read(owner, id)
+            return file if file is not None and purpose in (None, file.purpose) else None
+
+        return page_of(names_in(self._folders.files(owner)), read, after=after, limit=limit, order=order)
 
     def bytes_of_all(self) -> int:
         """Return the bytes of the files of all owners, uploads that have not ended included."""
@@ -193,23 +194,15 @@ class FileStore:
 
     def _ends_s(self, folder: AnyPath) -> float:
         """Return the Unix time at which a file is removed. A file with a damaged object stays its longest time."""
-        created_s = int(folder.name.removeprefix(FILE)[:12], 16) / 1000
         try:
             fields = read_json(folder / OBJECT)
-            return created_s + ABANDONED_S if fields is None else float(fields["expires_at"])
+            return created_s(folder.name) + ABANDONED_S if fields is None else float(fields["expires_at"])
         except (DataError, KeyError, TypeError, ValueError) as error:
             log.error("the file %s is damaged: %s", folder, error)
-            return created_s + KEPT_S
+            return created_s(folder.name) + KEPT_S
 
     def _read(self, owner: str, id: str) -> FileObject | None:
         fields = read_json(self._folders.files(owner) / id / OBJECT)
         if fields is None or fields["expires_at"] <= self._clock():
             return None
         return FileObject.model_validate(fields)
-
-
-def ordered(names: list[str], after: str | None, order: Literal["asc", "desc"]) -> list[str]:
-    """Return the names in order, and only those after `after`. An unknown id is sorted like the others."""
-    if order == "asc":
-        return [name for name in names if after is None or name > after]
-    return [name for name in reversed(names) if after is None or name < after]

@@ -1,39 +1,42 @@
 """Call the routes of the endpoint in this process, for the rows of batches.
 
 In:    a body, the batch that it belongs to.
-Out:   the answer that a caller with the key of the batch would get: the same checks, templates, limits and errors.
+Out:   the answer that a caller with the key of the batch would get: the same checks, templates, limits and errors; a
+       runner whose rows are answered in this way.
 Never: counts the usage of a row twice.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI
 from starlette.types import Message
 
+from mars_ray.control.cluster_load import Backlog
+from mars_ray.engine.service_class import BATCH_CLASS
+from mars_ray.platform.accounts.account_store import open_account_store
 from mars_ray.platform.accounts.callers import AccountCallers
-from mars_ray.platform.api_forms import api_of
-from mars_ray.platform.batches.batch_store import StoredBatch
-from mars_ray.platform.batches.row_calls import RouteAnswer
+from mars_ray.platform.batches.batch_run import POLL_S, BatchTools
+from mars_ray.platform.batches.batch_store import StoredBatch, Stores
+from mars_ray.platform.batches.row_calls import RouteAnswer, RowCalls
+from mars_ray.platform.batches.runner import BatchRunner
 from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.platform.platform_config import PlatformConfig
 from mars_ray.platform.responses.response_store import ResponseStoreClient
-from mars_ray.platform.responses.routes import responses_routes
+from mars_ray.platform.responses.routes import response_form, responses_routes
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.routes import STREAM, openai_routes
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.exchange import Exchange, log_exchange
+from mars_ray.serve.middleware.key_store import LiveKeys
 
 
 class RowCaller:
-    """Calls the routes of `models` in the class of service `service_class`.
-
-    `observe` gets the exchange of each call, for the log. A row beyond a limit of its key or account is refused,
-    and its batch pauses.
-    """
+    """Calls the routes of `models` in the class of service `service_class`. The log has a line for each call."""
 
     def __init__(
         self,
@@ -42,7 +45,6 @@ class RowCaller:
         service_class: str,
         callers: AccountCallers,
         meter: GatewayMeter | None,
-        observe: Callable[[Exchange], None],
     ) -> None:
         self._app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         add_error_handlers(self._app, lambda: 1)
@@ -50,7 +52,6 @@ class RowCaller:
         self._app.include_router(responses_routes(models, store, STREAM))
         self._meter = meter
         self._service_class = service_class
-        self._observe = observe
         self._callers = callers
 
     async def has_access(self, batch: StoredBatch) -> bool:
@@ -68,7 +69,7 @@ class RowCaller:
             key=batch.key,
             owner=batch.owner,
             caller=await self._callers.row_caller(batch.key, batch.owner),
-            api=api_of(url),
+            api=response_form(url),
             meter_id=id,
             service_class=self._service_class,
         )
@@ -98,7 +99,7 @@ class RowCaller:
             exchange.seconds = time.perf_counter() - began_s
             if self._meter:
                 self._meter.forget(exchange)
-            self._observe(exchange)
+            log_exchange(exchange)
         body_sent = json.loads(bytes(request.answer) or b"{}")
         return RouteAnswer(request.status or 500, body_sent, exchange.request_id, request.retry_after_s)
 
@@ -125,3 +126,31 @@ class _AsgiCall:
             self.retry_after_s = None if after is None else float(after)
         else:
             self.answer += message.get("body", b"")
+
+
+def make_batch_runner(
+    models: ServedModels,
+    responses: ResponseStoreClient,
+    stores: Stores,
+    config: PlatformConfig,
+    *,
+    meter: GatewayMeter | None = None,
+    report: Callable[[Backlog], Awaitable[None]] | None = None,
+    poll_s: float = POLL_S,
+) -> BatchRunner:
+    """Return the runner of the batches in `stores`. The models must run as long as the runner does.
+
+    Rows run in the class of service `batch`, or in the first class if the endpoint has none of this name.
+    """
+    classes = config.class_names
+    service_class = BATCH_CLASS if BATCH_CLASS in classes else classes[0]
+    keys = LiveKeys(open_account_store(config.keys, config.storage)) if config.keys else None
+    tools = BatchTools(
+        files=stores.files,
+        batches=stores.batches,
+        calls=RowCalls(RowCaller(models, responses, service_class, AccountCallers(keys), meter)),
+        max_rows=config.storage_limits.rows,
+        max_body_bytes=config.limits.body_bytes,
+        poll_s=poll_s,
+    )
+    return BatchRunner(tools, report)

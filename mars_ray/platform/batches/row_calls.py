@@ -8,13 +8,13 @@ Never: gives a row an error because the endpoint has no room or no engine at the
 import asyncio
 import hashlib
 import json
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mars_ray.batch.rows.row_tables import RowResult, as_json
 from mars_ray.batch.run.adaptive_limit import AdaptiveLimit
 from mars_ray.control.demand import TOKENS_AT_FIRST
-from mars_ray.platform.batches.batch_pause import BatchPause
 from mars_ray.platform.batches.batch_store import StoredBatch
 from mars_ray.platform.batches.input_file import BatchRow
 
@@ -22,6 +22,10 @@ IN_FLIGHT = 512
 """Maximum number of rows of all batches at the same time."""
 PAUSE_S = 1.0
 """Seconds before a row that found no room is sent again."""
+REFUSED_S = 10.0
+"""Seconds of the pause of a batch after a refusal that names none."""
+SPACE_S = 0.05
+"""Seconds between two rows after such a pause, so that a refusal of the first stops the others."""
 FAILURES = 3
 """Number of times that the endpoint fails on a row before the row gets an error."""
 RETRIED = frozenset({408, 429, 502, 503, 504})
@@ -53,6 +57,41 @@ class RouteCaller(Protocol):
 
     async def has_access(self, batch: StoredBatch) -> bool:
         """Return whether the key of a batch is still valid."""
+
+
+class BatchPause:
+    """Pause of one batch whose rows a limit of its own refuses. It holds no turn of the endpoint.
+
+    It begins with a refusal and ends with the first answer after its time. Use it on one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._ends_s = time.monotonic()
+        self._next = asyncio.Lock()
+        self._ended = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until rows may try again; negative once they may."""
+        return self._ends_s - time.monotonic()
+
+    def refused(self, retry_after_s: float | None) -> None:
+        """Pause for the seconds after which the endpoint invites another try."""
+        seconds = REFUSED_S if retry_after_s is None else retry_after_s
+        self._ends_s = max(self._ends_s, time.monotonic() + seconds)
+
+    def end(self) -> None:
+        """Let all rows go on."""
+        self._ended = True
+        self._ends_s = time.monotonic()
+
+    async def wait(self) -> None:
+        """Wait until the row of the caller may try, in line with the other rows."""
+        async with self._next:
+            while not self._ended and (left_s := self.left_s) > 0:
+                await asyncio.sleep(left_s)
+            if not self._ended:
+                await asyncio.sleep(SPACE_S)
 
 
 class RowCalls:
@@ -91,8 +130,9 @@ class RowCalls:
                     failures += answer.status >= 500
                     if answer.status < 500 or failures == FAILURES or _code(answer.body) == NOT_REPEATED:
                         if answer.status == 200:
+                            usage = answer.body.get("usage") or {}
                             self._answered += 1
-                            self._tokens += _output_tokens(answer.body)
+                            self._tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
                         return _result(batch, row, answer)
                 elif _code(answer.body) in NO_ROOM:
                     self._limit.refused(turn)
@@ -137,11 +177,6 @@ def _result(batch: StoredBatch, row: BatchRow, answer: RouteAnswer) -> RowResult
     if answer.status == 200:
         return RowResult(row.key, records=(line,))
     return RowResult(row.key, error=line, reason=json.dumps(answer.body)[:200])
-
-
-def _output_tokens(body: Any) -> int:
-    usage = body.get("usage") or {}
-    return int(usage.get("completion_tokens", usage.get("output_tokens", 0)))
 
 
 def _code(body: Any) -> Any:

@@ -15,9 +15,8 @@ from copy import deepcopy
 
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.errors import MarsRayError
-from mars_ray.platform.batches.batch_figures import FIGURES_S, WAITING, BatchCounts, BatchFigures, FiguresFile
-from mars_ray.platform.batches.batch_run import BatchRun, BatchTools
-from mars_ray.platform.batches.batch_store import ENDED, BatchState, StoredBatch
+from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
+from mars_ray.platform.batches.batch_store import ENDED, BatchFigures, BatchState, StoredBatch
 from mars_ray.platform.batches.storage_paths import RESULTS, result_id
 
 log = logging.getLogger(__name__)
@@ -30,26 +29,18 @@ ENDING = 16
 """Maximum number of batches, in addition, that run only to end: their deadline has passed, or they were cancelled."""
 RETRY_S = 5.0
 """Seconds until a batch is tried again whose driver failed."""
+FIGURES_S = 20.0
+"""Seconds between two publications of figures."""
 SWEEP_S = 3600.0
 """Seconds between two removals of expired files."""
 
 
 class BatchRunner:
-    """Runs the batches of an endpoint.
+    """Runs the batches of an endpoint. `report` gets the work that is left every `tools.poll_s` seconds."""
 
-    `report` gets the work that is left every `tools.poll_s` seconds, and `figures` the figures of all batches every
-    `FIGURES_S` seconds.
-    """
-
-    def __init__(
-        self,
-        tools: BatchTools,
-        report: Callable[[Backlog], Awaitable[None]] | None = None,
-        figures: FiguresFile | None = None,
-    ) -> None:
+    def __init__(self, tools: BatchTools, report: Callable[[Backlog], Awaitable[None]] | None = None) -> None:
         self._tools = tools
         self._report = report
-        self._figures = figures
         self._waiting: dict[str, BatchState] = {}
         """States of batches without a driver, by id. Only drivers change them."""
         self._running: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
@@ -58,7 +49,8 @@ class BatchRunner:
         self._waits_s: dict[str, float] = {}
         """Time at which a batch may be tried again, by id."""
         self._swept_s: float | None = None
-        self._silent = ""
+        self._complaint = ""
+        """The last error of the storage, which the log has once."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -68,8 +60,7 @@ class BatchRunner:
                 # Report in a task of its own: while the storage is slow, the controller would forget the backlog.
                 if report := self._report:
                     loops.create_task(_repeat(lambda: report(self.backlog()), self._tools.poll_s))
-                if figures := self._figures:
-                    loops.create_task(_repeat(lambda: self._publish(figures), FIGURES_S))
+                loops.create_task(_repeat(self._publish, FIGURES_S))
         finally:
             tasks = [task for _, task in self._running.values()]
             for task in tasks:
@@ -89,7 +80,7 @@ class BatchRunner:
         for run, _ in sorted(self._running.values(), key=lambda pair: pair[0].left_s):
             if self._tools.calls.is_paused(run.batch):
                 continue
-            tokens += run.rows_left * self._tools.calls.mean_tokens
+            tokens += run.state.rows_left * self._tools.calls.mean_tokens
             rate = tokens / max(run.left_s, 1.0)
             if tokens and (seconds is None or rate > worst[0]):
                 worst = rate, tokens
@@ -104,9 +95,11 @@ class BatchRunner:
                 self._swept_s = now_s
                 await asyncio.to_thread(self._sweep, unfinished)
         except MarsRayError as error:
-            self._say(f"batches wait: {error}")
+            if str(error) != self._complaint:
+                log.warning("batches wait: %s", error)
+            self._complaint = str(error)
             return
-        self._silent = ""
+        self._complaint = ""
         waiting = [
             batch
             for batch in unfinished
@@ -156,19 +149,20 @@ class BatchRunner:
             await run.run()
             self._waits_s.pop(batch.id, None)
         except Exception as error:  # one batch must not stop the others
-            log.warning("batch %s waits %g s: %s", batch.id, RETRY_S, error, exc_info=not _is_expected(error))
+            unexpected = not isinstance(error, MarsRayError)
+            log.warning("batch %s waits %g s: %s", batch.id, RETRY_S, error, exc_info=unexpected)
             self._waits_s[batch.id] = self._tools.clock() + RETRY_S
         finally:
             del self._running[batch.id]
             self._ending.discard(batch.id)
             self._tools.calls.forget(batch)
 
-    async def _publish(self, file: FiguresFile) -> None:
+    async def _publish(self) -> None:
         # Both at one moment: drivers go on while the storage answers, and no batch may count as unfinished and ended.
         states = {id: run.state for id, (run, _) in self._running.items()}
         counts = deepcopy(self._tools.counts)
         with suppress(MarsRayError):  # the log has a line about a storage that is away
-            await asyncio.to_thread(lambda: file.write(self._all_figures(states, counts)))
+            await asyncio.to_thread(lambda: self._tools.batches.write_figures(self._all_figures(states, counts)))
 
     def _all_figures(self, states: dict[str, BatchState], counts: BatchCounts) -> BatchFigures:
         """Return the figures of all batches. `states` holds the states of running batches by id, and `counts` the
@@ -178,9 +172,10 @@ class BatchRunner:
         self._waiting = {batch.id: self._waiting.get(batch.id) or self._tools.batches.state(batch) for batch in waiting}
         states = self._waiting | states
         batches = [batch for batch in batches if states[batch.id].status not in ENDED]  # about to be forgotten
+        statuses = ["waiting" if batch.id in self._waiting else states[batch.id].status for batch in batches]
         return BatchFigures(
             unix_s=self._tools.unix_clock(),
-            unfinished=Counter(WAITING if batch.id in self._waiting else states[batch.id].status for batch in batches),
+            unfinished=Counter(statuses),
             rows_left=sum(states[batch.id].rows_left for batch in batches),
             deadline_unix_s=batches[0].expires_at if batches else None,
             ended=counts.ended,
@@ -193,17 +188,8 @@ class BatchRunner:
         self._tools.files.sweep({result_id(batch.id, name) for batch in unfinished for name in RESULTS})
         self._tools.batches.sweep()
 
-    def _say(self, line: str) -> None:
-        if line != self._silent:
-            log.warning("%s", line)
-        self._silent = line
-
 
 async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:
     while True:
         await work()
         await asyncio.sleep(pause_s)
-
-
-def _is_expected(error: Exception) -> bool:
-    return isinstance(error, MarsRayError)

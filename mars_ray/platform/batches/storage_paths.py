@@ -13,14 +13,20 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
+
+from openai.types.batch import Batch
+from openai.types.file_object import FileObject
 
 from mars_ray.errors import DataError, UnavailableError
+from mars_ray.openai_api.batches_protocol import ObjectPage, object_page
 from mars_ray.storage.location import AnyPath, locate
 from mars_ray.storage.private import private_folder
 from mars_ray.storage.whole_file import write_file
@@ -37,6 +43,7 @@ LINE_BYTES = 1 << 18
 """Bytes of a file in a store that are searched for the end of a line at a time."""
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 _OWNER_NAME = re.compile(r"[0-9a-f]{32}")
+T = TypeVar("T", FileObject, Batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +105,29 @@ def is_id(id: str, prefix: str) -> bool:
     return id.startswith(prefix) and _ID.fullmatch(id) is not None
 
 
+def created_s(id: str) -> float:
+    """Return the Unix time at which one of our ids was made, in seconds."""
+    return int(id[-32:-20], 16) / 1000
+
+
+def page_of(
+    names: list[str], read: Callable[[str], T | None], *, after: str | None, limit: int, order: Literal["asc", "desc"]
+) -> ObjectPage[T]:
+    """Return the page of up to `limit` objects that follow the id `after` in this order. An unknown id is sorted like
+    the others. `read` returns None for names that are left out."""
+    if order == "asc":
+        ordered = [name for name in names if after is None or name > after]
+    else:
+        ordered = [name for name in reversed(names) if after is None or name < after]
+    objects = list(islice((item for item in map(read, ordered) if item is not None), limit + 1))
+    return object_page(objects[:limit], has_more=len(objects) > limit)
+
+
 def names_in(folder: AnyPath) -> list[str]:
     """Return the names in a folder, sorted; none if it is no folder. Raises `UnavailableError`."""
     with unavailable(folder):
         try:
-            if isinstance(folder, Path):
-                return sorted(path.name for path in folder.iterdir())
-            paths = folder.fs.ls(folder.path, detail=False)
-            names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
+            names = {path.name for path in folder.iterdir()}
             return sorted(names - {folder.name})  # some stores list the folder itself too
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -155,10 +177,12 @@ def remove(path: AnyPath) -> None:
     """Remove a file, or a folder with all it holds; nothing if it does not exist. Raises `UnavailableError`."""
     with unavailable(path):
         try:
-            if isinstance(path, Path):
-                _remove_on_disk(path)
-            else:
+            if not isinstance(path, Path):
                 path.fs.rm(path.path, recursive=True)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         except FileNotFoundError:
             return
 
@@ -185,6 +209,12 @@ def chunks_of(path: AnyPath, size: int = 1 << 18) -> Iterator[bytes]:
             yield chunk
 
 
+def lines_of(path: AnyPath) -> Iterator[bytes]:
+    """Yield the lines of a file. Raises `UnavailableError`."""
+    with unavailable(path), open_blocks(path, "rb") as file:
+        yield from file
+
+
 @contextmanager
 def unavailable(path: AnyPath) -> Iterator[None]:
     """Convert errors of the storage, except a missing file, into `UnavailableError`, whose message names no path."""
@@ -195,12 +225,3 @@ def unavailable(path: AnyPath) -> Iterator[None]:
     except Exception as error:  # clients of stores raise errors of any class
         log.warning("cannot use %s: %s", path, error)
         raise UnavailableError("the storage of files and batches does not answer. Try again later.") from error
-
-
-def _remove_on_disk(path: Path) -> None:
-    if not path.is_dir():
-        path.unlink()
-        return
-    for child in path.iterdir():
-        _remove_on_disk(child)
-    path.rmdir()

@@ -2,10 +2,9 @@
 
 import typer
 
-from mars_ray.platform.cli.audit import audit
 from mars_ray.platform.cli.keys import accounts_app, keys_app
 from mars_ray.platform.cli.models import models_app
-from mars_ray.platform.cli.usage import usage
+from mars_ray.platform.cli.usage import audit, usage
 
 
 def add_commands(app: typer.Typer) -> None:

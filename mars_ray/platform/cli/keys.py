@@ -16,8 +16,7 @@ import typer
 from mars_ray.cli.control import seconds_of
 from mars_ray.cli.shared import print_line
 from mars_ray.errors import ConfigError
-from mars_ray.platform.accounts.account_store import AccountStore, open_account_store
-from mars_ray.platform.accounts.usage_limits import UsageLimits
+from mars_ray.platform.accounts.account_store import AccountStore, UsageLimits, open_account_store
 from mars_ray.serve.middleware.api_keys import Role, utc_now
 from mars_ray.serve.middleware.key_store import CHECK_SECONDS
 

@@ -1,7 +1,9 @@
-"""The command `mars-ray usage`, which shows and exports the usage of keys and accounts."""
+"""The commands `mars-ray usage` and `mars-ray audit`: what keys and accounts have used, and what operators changed."""
 
 import json
 import sys
+import time
+from dataclasses import asdict
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
@@ -9,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.control import URL, WIDTH, ApiKey, send_request
+from mars_ray.cli.control import URL, WIDTH, ApiKey, Url, send_request
 from mars_ray.errors import ConfigError
+from mars_ray.platform.accounts.account_store import open_audit_log
+from mars_ray.storage.audit_log import PAGE_MAX
 from mars_ray.storage.location import locate
 
 Storage = Annotated[
@@ -37,12 +41,14 @@ def usage(
     as_json: AsJson = False,
 ) -> None:
     """Show requests, tokens and price by key, account, model and day, from an endpoint or from its storage."""
-    from mars_ray.platform.usage.usage_export import write_report
-    from mars_ray.platform.usage.usage_report import parse_query, report_rows
+    from mars_ray.platform.usage.ledger import UsageLedger
+    from mars_ray.platform.usage.ledger_files import usage_folder
+    from mars_ray.platform.usage.usage_report import parse_query, report_rows, write_report
 
     query = parse_query(_day(start, "--start"), _day(end, "--end"), by, datetime.now(UTC).date())
     if storage is not None:
-        rows = report_rows(_stored(storage, query.start, query.end, account), query.by)
+        sums = UsageLedger(usage_folder(storage)).rows(query.start, query.end, account)
+        rows = report_rows(sums, query.by)
     else:
         params = {"start": query.start, "end": query.end, "group_by": ",".join(query.by)}
         params |= {} if account is None else {"account": account}
@@ -58,12 +64,25 @@ def usage(
         console.print(_table(rows, query.by, f"usage from {query.start} to {query.end}"))
 
 
-def _stored(storage: str, first: str, last: str, account: str | None) -> Any:
-    from mars_ray.platform.usage.ledger import UsageLedger
-    from mars_ray.platform.usage.ledger_files import usage_folder
-
-    sums = UsageLedger(usage_folder(storage)).rows(first, last)
-    return {group: counts for group, counts in sums.items() if account is None or group.account == account}
+def audit(
+    storage: Annotated[
+        str | None, typer.Option(help="Folder or URL that is `storage` in a serve config. Default: ask the endpoint.")
+    ] = None,
+    url: Url = URL,
+    api_key: ApiKey = None,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_MAX, help="Maximum number of events.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Id of an event: show older ones.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+) -> None:
+    """Show changes of keys, accounts, models and thresholds, the newest first."""
+    events: list[dict[str, Any]]
+    if storage is not None:
+        events = [asdict(event) for event in open_audit_log(storage).read(after, limit).events]
+    else:
+        params = {"limit": limit} | ({"after": after} if after else {})
+        events = send_request("GET", url, api_key, "/admin/audit", params=params)["data"]
+    for event in events:
+        print(json.dumps(event) if as_json else _line(event))
 
 
 def _day(text: str | None, option: str) -> date | None:
@@ -85,3 +104,9 @@ def _table(rows: list[dict[str, Any]], by: tuple[str, ...], title: str) -> Table
         shown = [f"{count:,}" for count in (*counts, row["accepted_tokens"])]
         table.add_row(*(str(row[name]) for name in by), *shown, thresholds, f"{row['price']:,.6g}")
     return table
+
+
+def _line(event: dict[str, Any]) -> str:
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["unix_s"]))
+    details = " ".join(f"{name}={json.dumps(value)}" for name, value in event["details"].items())
+    return "  ".join(filter(None, (when, event["by"], event["action"], event["subject"], details, event["cause"])))

@@ -11,20 +11,45 @@ taken a directory without them.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mars_ray.errors import MarsRayError, OutputError, UnknownNameError, did_you_mean
-from mars_ray.platform.models.applications import Applications, ApplicationState, application_prefix
-from mars_ray.platform.models.directory import Directory, ModelState, ServedModel, ServedVersion
-from mars_ray.platform.models.model_settings import AddedModel
-from mars_ray.platform.models.registry import ModelVersion, RegisteredModel, Registry
-from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.models.registry import Directory, ModelVersion, RegisteredModel, Registry, ServedModel
+from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.serve.deploy.model_settings import ModelSettings
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import Document
 
 GATEWAY_S = 10.0
 """Seconds after which a gateway that no longer follows is gone. A new manager waits as long for the gateways."""
+
+
+class ApplicationState(NamedTuple):
+    """State of one Serve application."""
+
+    status: Literal["deploying", "running", "failed", "deleting"]
+    message: str = ""
+
+
+class Applications(Protocol):
+    """The Serve applications of the endpoint's further models."""
+
+    def states(self) -> Mapping[str, ApplicationState]:
+        """Return the state of each application by name."""
+
+    def deploy(self, name: str, config: PlatformConfig, settings: AddedModel) -> None:
+        """Begin to deploy the engines of a model. Raises `MarsRayError`."""
+
+    def delete(self, name: str) -> None:
+        """Begin to delete an application; its running requests may finish."""
+
+    def set_adapters(self, name: str, adapters: Mapping[str, str]) -> None:
+        """Store the adapters of a model, which its engines follow. `name` is the controller of the model."""
+
+
+def application_prefix(controller: str) -> str:
+    """Return the beginning of the names of the applications of the endpoint with this controller."""
+    return f"{controller}-model-"
 
 
 @dataclass(slots=True)
@@ -164,20 +189,16 @@ class ModelManager:
 
     def _served(self, name: str, model: RegisteredModel, states: Mapping[str, ApplicationState]) -> ServedModel:
         current, failure = self._state(model.current, states)
-        state: ModelState = "failed" if failure else "ready" if current.status == "running" else "loading"
-        version = ServedVersion(
-            number=model.current.number,
-            application=self._application(model.current),
-            config=self._config.of_model(name, model.current.settings),
-        )
+        runs = current.status == "running" and not failure
         return ServedModel(
             name=name,
             served_names=model.current.settings.served_model_names,
-            state=state,
-            reason=failure or (model.note if state == "ready" else current.message),
+            state="failed" if failure else "ready" if runs else "loading",
+            reason=failure or (model.note if runs else current.message),
             number=model.current.number,
             new_number=model.new.number if model.new else None,
-            version=version if state == "ready" else None,
+            application=self._application(model.current),
+            config=self._config.of_model(name, model.current.settings),
         )
 
     def _delete_unwanted(

@@ -14,10 +14,9 @@ from pydantic import BaseModel, Field
 from mars_ray.chat.request_body import Items, RequestBody
 from mars_ray.errors import ConfigError, InputError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.platform.models.directory import Directory, ModelState
-from mars_ray.platform.models.model_settings import AddedModel
-from mars_ray.platform.models.registry import NAME
+from mars_ray.platform.models.registry import NAME, Directory, ModelState
 from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.platform.platform_config import AddedModel
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute

@@ -1,35 +1,33 @@
-"""The models and adapters of an endpoint as operators want them, and the versions of each model.
+"""The models and adapters of an endpoint: the registry of what operators want, and the directory of what is served.
 
 In:    the config of the endpoint; changes of operators; new versions that can answer, or cannot start.
-Out:   a new registry for each change; JSON that survives the endpoint.
+Out:   a new registry for each change, as JSON that survives the endpoint; a directory that gateways follow.
 Never: has a name twice, or loses the version that answers when a change fails.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mars_ray.errors import ConfigError, UnknownNameError, did_you_mean
-from mars_ray.platform.models.model_settings import AddedModel
-from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.platform_config import Access, AddedModel, PlatformConfig
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/@:-]{0,127}$"
 """Pattern of names that are given at run time."""
+ModelState = Literal["ready", "loading", "failed"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelVersion(_Frozen):
+class ModelVersion(BaseModel, extra="forbid"):
     """Settings of a model under a number that no other version of any model has."""
 
     number: int
     settings: AddedModel
 
 
-class RegisteredModel(_Frozen):
+class RegisteredModel(BaseModel, extra="forbid"):
     """A further model of the endpoint."""
 
     current: ModelVersion
@@ -40,19 +38,18 @@ class RegisteredModel(_Frozen):
     """What became of the last new version."""
 
 
-class Registry(_Frozen):
-    """The models of an endpoint at one moment. Methods return a changed copy, and raise `ConfigError` for a change that
-    is not possible."""
+class Registry(BaseModel, extra="forbid"):
+    """The models of an endpoint at one moment. Public methods return a changed copy, and raise `ConfigError` for a
+    change that is not possible."""
 
     main: str
     """Name of the main model, which belongs to the config."""
     served_names: tuple[str, ...] = ()
     """Further names of the main model."""
-    models: Mapping[str, RegisteredModel] = {}
-    adapters: Mapping[str, Mapping[str, str]] = {}
+    models: dict[str, RegisteredModel] = {}
+    adapters: dict[str, dict[str, str]] = {}
     """Names and pinned folders of the adapters of each model."""
-    access: Mapping[str, tuple[str, ...]] = {}
-    """Accounts that may use a model or an adapter, by name."""
+    access: Access = {}
     next_number: int = 1
     config: str = ""
     """Digest of the models in the config, so that a changed config takes effect again."""
@@ -67,16 +64,17 @@ class Registry(_Frozen):
         registry = cls(
             main=config.model_name,
             served_names=config.served_model_names,
+            models={},
             adapters={config.model_name: dict(config.adapters)},
             access=dict(config.access),
             next_number=before.next_number if before else 1,
             config=digest,
         )
         for name, model in config.models.items():
-            registry = registry._with_new(name, model)
+            registry._add(name, model)
             kept = before.models.get(name) if before else None
             if kept and kept.current.settings == model:  # its engines go on
-                registry = registry._set(name, kept)
+                registry.models[name] = kept
         return registry
 
     def names(self) -> Iterator[str]:
@@ -95,15 +93,17 @@ class Registry(_Frozen):
             raise ConfigError(
                 f"{name!r} is the main model of the endpoint: change its config file and deploy it again."
             )
-        model = self.models.get(name)
-        if model is None:
-            self._check_free([name, *settings.served_model_names, *settings.adapters])
-            return self._with_new(name, settings)
-        new = {*settings.served_model_names, *settings.adapters}
-        self._check_free(sorted(new.difference(model.current.settings.served_model_names, self.adapters[name])))
-        version = ModelVersion(number=self.next_number, settings=settings)
-        changed = model.model_copy(update={"new": version, "note": ""})
-        return self._set(name, changed).model_copy(update={"next_number": self.next_number + 1})
+        names = [*settings.served_model_names, *settings.adapters]
+        changed = self.model_copy(deep=True)
+        if model := changed.models.get(name):
+            own = (*model.current.settings.served_model_names, *self.adapters[name])
+            self._check_free(sorted(set(names).difference(own)))
+            model.new = changed._version(settings)
+            model.note = ""
+        else:
+            self._check_free([name, *names])
+            changed._add(name, settings)
+        return changed
 
     def with_adapter(self, model: str, name: str, folder: str, accounts: tuple[str, ...] | None) -> "Registry":
         """Add an adapter of `model`, or replace it. `accounts` may use it; None means all."""
@@ -111,63 +111,58 @@ class Registry(_Frozen):
             raise self._unknown(model, self.adapters)
         if name not in self.adapters[model]:
             self._check_free([name])
-        adapters = {**self.adapters, model: {**self.adapters[model], name: folder}}
-        access = {served_name: allowed for served_name, allowed in self.access.items() if served_name != name}
+        changed = self._without_access({name})
+        changed.adapters[model][name] = folder
         if accounts is not None:
-            access[name] = accounts
-        return self.model_copy(update={"adapters": adapters, "access": access})
+            changed.access[name] = accounts
+        return changed
 
     def without(self, name: str) -> "Registry":
         """Remove a model with its adapters, or an adapter."""
         if name == self.main or name in self.served_names:
             raise ConfigError(f"{name!r} is the main model of the endpoint, which cannot be removed.")
-        gone = {name}
-        models, adapters = dict(self.models), dict(self.adapters)
-        if model := models.pop(name, None):
-            gone |= {*model.current.settings.served_model_names, *adapters.pop(name)}
-        else:
-            owner = next((base for base, named in adapters.items() if name in named), None)
-            if owner is None:
-                known = [*self.models, *(adapter for named in self.adapters.values() for adapter in named)]
-                raise self._unknown(name, known)
-            adapters[owner] = {adapter: folder for adapter, folder in adapters[owner].items() if adapter != name}
-        access = {served_name: accounts for served_name, accounts in self.access.items() if served_name not in gone}
-        return self.model_copy(update={"models": models, "adapters": adapters, "access": access})
+        if model := self.models.get(name):
+            changed = self._without_access({name, *model.current.settings.served_model_names, *self.adapters[name]})
+            del changed.models[name], changed.adapters[name]
+            return changed
+        changed = self._without_access({name})
+        adapters = next((adapters for adapters in changed.adapters.values() if name in adapters), None)
+        if adapters is None:
+            raise self._unknown(name, [*self.models, *(name for named in self.adapters.values() for name in named)])
+        del adapters[name]
+        return changed
 
     def promoted(self, name: str, note: str) -> "Registry":
         """Replace the present version of a model by its new one."""
-        version = self.models[name].new
+        changed = self._without_access(self.models[name].current.settings.access)
+        version = changed.models[name].new
         assert version
-        settings = version.settings
-        changed = RegisteredModel(current=version, note=note)
-        access = {
-            served_name: accounts
-            for served_name, accounts in self.access.items()
-            if served_name not in self.models[name].current.settings.access
-        }
-        return self._set(name, changed).model_copy(
-            update={
-                "adapters": {**self.adapters, name: {**self.adapters[name], **settings.adapters}},
-                "access": access | settings.access,
-            }
-        )
+        changed.models[name] = RegisteredModel(current=version, note=note)
+        changed.adapters[name] |= version.settings.adapters
+        changed.access |= version.settings.access
+        return changed
 
     def taken_back(self, name: str, note: str) -> "Registry":
         """Drop the new version of a model."""
-        return self._set(name, self.models[name].model_copy(update={"new": None, "note": note}))
+        changed = self.model_copy(deep=True)
+        changed.models[name] = RegisteredModel(current=changed.models[name].current, note=note)
+        return changed
 
-    def _with_new(self, name: str, settings: AddedModel) -> "Registry":
-        model = RegisteredModel(current=ModelVersion(number=self.next_number, settings=settings))
-        return self._set(name, model).model_copy(
-            update={
-                "next_number": self.next_number + 1,
-                "adapters": {**self.adapters, name: dict(settings.adapters)},
-                "access": {**self.access, **settings.access},
-            }
-        )
+    def _add(self, name: str, settings: AddedModel) -> None:
+        self.models[name] = RegisteredModel(current=self._version(settings))
+        self.adapters[name] = dict(settings.adapters)
+        self.access |= settings.access
 
-    def _set(self, name: str, model: RegisteredModel) -> "Registry":
-        return self.model_copy(update={"models": {**self.models, name: model}})
+    def _version(self, settings: AddedModel) -> ModelVersion:
+        version = ModelVersion(number=self.next_number, settings=settings)
+        self.next_number += 1
+        return version
+
+    def _without_access(self, names: Collection[str]) -> "Registry":
+        """Return a copy in which all accounts may use these names."""
+        changed = self.model_copy(deep=True)
+        changed.access = {name: accounts for name, accounts in self.access.items() if name not in names}
+        return changed
 
     def _check_free(self, names: list[str]) -> None:
         taken = set(self.names())
@@ -178,3 +173,49 @@ class Registry(_Frozen):
     @staticmethod
     def _unknown(name: str, known: Mapping[str, object] | list[str]) -> UnknownNameError:
         return UnknownNameError(f"there is no model or adapter {name!r}{did_you_mean(name, known)}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The present version of a further model of an endpoint."""
+
+    name: str
+    served_names: tuple[str, ...]
+    state: ModelState
+    """`ready` once the engines run."""
+    reason: str = ""
+    """Why the model is not ready, or what became of its last new version."""
+    number: int
+    new_number: int | None = None
+    """Number of the new version, which starts and then takes over."""
+    application: str
+    """Name of the Serve application of the engines."""
+    config: PlatformConfig
+    """Settings of an endpoint that has this model alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """All models and adapters of an endpoint at one moment, which gateways follow."""
+
+    revision: int = 0
+    """Rises with every change; 0 before the first directory has come."""
+    models: tuple[ServedModel, ...] = ()
+    adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the adapters of each model, the main one included."""
+    access: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Accounts that may use a model or an adapter, by name. Names without an entry are open to all."""
+
+    @property
+    def ready(self) -> dict[str, ServedModel]:
+        """The models whose engines run, by the names of their applications."""
+        return {model.application: model for model in self.models if model.state == "ready"}
+
+    def allows(self, name: str, account: str, model: str) -> bool:
+        """Return whether an account may use a model or an adapter.
+
+        `model` is the model if `name` is one of its further names, which have its accounts unless they have their own;
+        otherwise it equals `name`.
+        """
+        allowed = self.access.get(name, self.access.get(model))
+        return allowed is None or account in allowed

@@ -12,17 +12,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.platform.models.directory import Directory, ServedModel, ServedVersion
-from mars_ray.platform.models.model_settings import Access
+from mars_ray.platform.models.registry import Directory, ServedModel
+from mars_ray.platform.platform_config import Access
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.models import ControlClient, ModelClients, not_running
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FOLLOW_S = 0.5
 START_S = 5.0
@@ -47,19 +48,16 @@ class ModelsLink(Protocol):
         """Change the registry by one of its methods. Raises `ConfigError`, `ModelError` and `OutputError`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaving:
-    """A version that is no longer in the directory."""
-
-    revision: int
-    """First directory without it."""
-    since_s: float
-
-
 @dataclass(slots=True)
 class _Running:
+    """A version whose endpoint runs."""
+
     clients: ModelClients
     ends: AsyncExitStack
+    left_at: int | None = None
+    """Revision of the first directory without the version; None while it is in the directory."""
+    left_s: float = 0.0
+    """Time at which that directory came."""
 
 
 class ServedModels:
@@ -72,7 +70,7 @@ class ServedModels:
         self,
         main: ModelClients,
         link: ModelsLink | None = None,
-        make: Callable[[ServedVersion], Awaitable[ModelClients]] | None = None,
+        make: Callable[[ServedModel], Awaitable[ModelClients]] | None = None,
         *,
         gateway: str = "",
         wait_s: float = 0.0,
@@ -88,7 +86,6 @@ class ServedModels:
         """The newest directory; until the first one comes, the access that the settings give."""
         self._running: dict[str, _Running] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
-        self._leaving: dict[str, _Leaving] = {}
         self._changed = asyncio.Condition()
         self._applying = asyncio.Lock()
         self._infos: dict[str, ModelInfo] = {}
@@ -121,7 +118,9 @@ class ServedModels:
             if self._allows(main, wanted, account):
                 return self.main
         else:
-            await self._first_directory(wanted)
+            # Without a directory, this gateway would call a model unknown that exists.
+            if self.link and not await self._until(lambda: self.directory.revision):
+                raise _not_ready(wanted, "is not known here yet")
             if (model := self._model(wanted)) and self._allows(main, wanted, account):
                 return await self._ready(model.name)
         names = ", ".join(repr(info.name) for info in await self.infos(account))
@@ -153,8 +152,7 @@ class ServedModels:
 
     def endpoints(self) -> list[Endpoint]:
         """Return the endpoints of all models."""
-        running = [version.clients.endpoint for name, version in self._running.items() if name not in self._leaving]
-        return [self.main, *running]
+        return [self.main, *(version.clients.endpoint for version in self._running.values() if version.left_at is None)]
 
     def control(self, name: str | None) -> ControlClient:
         """Return the client of the controller of a model; None means the main model. Raises a 404."""
@@ -171,9 +169,9 @@ class ServedModels:
 
     def _present(self) -> list[tuple[ServedModel, ModelClients]]:
         return [
-            (model, self._running[model.version.application].clients)
-            for model in self.directory.models
-            if model.version and model.version.application in self._running
+            (model, self._running[application].clients)
+            for application, model in self.directory.ready.items()
+            if application in self._running
         ]
 
     def _model(self, name: str) -> ServedModel | None:
@@ -182,26 +180,20 @@ class ServedModels:
                 return model
         return None
 
-    async def _first_directory(self, name: str) -> None:
-        """Wait until this gateway has a directory, because without one it would call a model unknown that exists."""
-        if self.link is None or self.directory.revision:
-            return
-        try:
-            async with asyncio.timeout(self._wait_s), self._changed:
-                await self._changed.wait_for(lambda: self.directory.revision > 0)
-        except TimeoutError:
-            raise _not_ready(name, "is not known here yet") from None
-
     async def _ready(self, name: str) -> Endpoint:
+        if endpoint := await self._until(lambda: self._endpoint(name)):
+            return endpoint
+        model = self._model(name)
+        reason = f": {model.reason}" if model and model.reason else ""
+        raise _not_ready(name, f"is not ready after {self._wait_s:g} s{reason}")
+
+    async def _until(self, check: Callable[[], T]) -> T | None:
+        """Return the first true result of `check`, made again after each change; None after `wait_s` seconds."""
         try:
             async with asyncio.timeout(self._wait_s), self._changed:
-                while (endpoint := self._endpoint(name)) is None:
-                    await self._changed.wait()
-                return endpoint
+                return await self._changed.wait_for(check)
         except TimeoutError:
-            model = self._model(name)
-            reason = f": {model.reason}" if model and model.reason else ""
-            raise _not_ready(name, f"is not ready after {self._wait_s:g} s{reason}") from None
+            return None
 
     def _endpoint(self, name: str) -> Endpoint | None:
         """Return the endpoint of a model; None while there is none. Raises a 503 for a failed model."""
@@ -210,9 +202,9 @@ class ServedModels:
             raise _not_ready(name, "was removed")
         if model.state == "failed":
             raise _not_ready(name, f"cannot be served: {model.reason}")
-        if model.version is None or model.version.application not in self._running:
+        if model.state != "ready" or model.application not in self._running:
             return None
-        endpoint = self._running[model.version.application].clients.endpoint
+        endpoint = self._running[model.application].clients.endpoint
         endpoint.calls.touch()
         return endpoint
 
@@ -224,9 +216,10 @@ class ServedModels:
         async with self._applying:
             await self._end_unused()
             # Report the old directory until no request uses the engines of a version that left.
-            revision = min([self.directory.revision, *(version.revision - 1 for version in self._leaving.values())])
+            left = [version.left_at - 1 for version in self._running.values() if version.left_at is not None]
+            revision = min([self.directory.revision, *left])
             directory = await self.link.follow(self._gateway, revision)
-            if directory or any(version not in self._running for version in _versions(self.directory)):
+            if directory or not self.directory.ready.keys() <= self._running.keys():
                 await self._apply(directory or self.directory)
 
     async def _follow(self) -> None:
@@ -243,7 +236,7 @@ class ServedModels:
 
     async def _apply(self, directory: Directory) -> None:
         """Make the endpoints of new versions, then use the directory, then end those of old versions."""
-        versions = _versions(directory)
+        versions = directory.ready
         for name in self._starting.keys() - versions.keys():
             self._starting[name].cancel()
         for name in versions.keys() - self._running.keys() - self._starting.keys():
@@ -254,21 +247,21 @@ class ServedModels:
         async with self._changed:
             self.directory = directory
             self._changed.notify_all()
-        for application in self._running:
+        for application, running in self._running.items():
             if application in versions:
-                self._leaving.pop(application, None)
-            else:
-                self._leaving.setdefault(application, _Leaving(directory.revision, time.monotonic()))
+                running.left_at = None
+            elif running.left_at is None:
+                running.left_at = directory.revision
+                running.left_s = time.monotonic()
 
     async def _end_unused(self) -> None:
         """End the endpoints of versions that left once no request uses them, or may be about to."""
-        for application, leaving in list(self._leaving.items()):
-            idle_s = self._running[application].clients.endpoint.calls.idle_s()
-            if idle_s >= UNUSED_S or time.monotonic() - leaving.since_s >= LEAVE_S:
-                del self._leaving[application]
+        for application, running in list(self._running.items()):
+            unused = running.clients.endpoint.calls.idle_s() >= UNUSED_S
+            if running.left_at is not None and (unused or time.monotonic() - running.left_s >= LEAVE_S):
                 await self._running.pop(application).ends.aclose()
 
-    async def _start(self, version: ServedVersion) -> None:
+    async def _start(self, version: ServedModel) -> None:
         assert self._make
         ends = AsyncExitStack()
         try:
@@ -277,7 +270,7 @@ class ServedModels:
             self._running[version.application] = _Running(clients, ends)
             self._set_adapters(self.directory)
         except MarsRayError as error:
-            log.error("version %d of %r cannot be used here yet: %s", version.number, version.config.name, error)
+            log.error("version %d of %r cannot be used here yet: %s", version.number, version.name, error)
         finally:
             del self._starting[version.application]
         async with self._changed:
@@ -285,14 +278,9 @@ class ServedModels:
 
     def _set_adapters(self, directory: Directory) -> None:
         self.main.adapters = directory.adapters.get(self.main.name)
-        for model in directory.models:
-            if model.version and (running := self._running.get(model.version.application)):
+        for application, model in directory.ready.items():
+            if running := self._running.get(application):
                 running.clients.endpoint.adapters = directory.adapters.get(model.name)
-
-
-def _versions(directory: Directory) -> dict[str, ServedVersion]:
-    """Return the versions that can answer, by the names of their applications."""
-    return {model.version.application: model.version for model in directory.models if model.version}
 
 
 def _not_ready(name: str, what: str) -> ApiError:

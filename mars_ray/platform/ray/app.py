@@ -12,8 +12,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 
-from mars_ray.platform.models.model_settings import AddedModel
-from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.platform.ray.batches import Batches
 from mars_ray.platform.ray.gateway import make_gateway
 from mars_ray.platform.ray.models import Models

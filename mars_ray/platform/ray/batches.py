@@ -17,10 +17,11 @@ from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.core.ray_controller import RayController
 from mars_ray.errors import MarsRayError
 from mars_ray.model.resolve import resolve_model
-from mars_ray.platform.batches.batch_app import make_batch_runner, make_stores
+from mars_ray.platform.batches.batch_store import Stores
+from mars_ray.platform.batches.row_caller import make_batch_runner
 from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.ray.actors import RayResponseStore
 from mars_ray.platform.ray.gateway import make_meter, make_models
-from mars_ray.platform.ray.ray_response_store import RayResponseStore
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Batches:
         self, engines: DeploymentHandle, config: PlatformConfig, models: DeploymentHandle
     ) -> None:
         os.nice(NICENESS)
-        stores = make_stores(config)
+        stores = Stores.below(config.storage, config.storage_limits)
         assert stores is not None, "the application has this deployment only if it has storage"
         folder = resolve_model(config.model)
         controller = config.controller or str(serve.get_replica_context().app_name)

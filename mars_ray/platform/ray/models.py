@@ -8,9 +8,8 @@ the directory that they have.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import ray
@@ -21,10 +20,8 @@ from mars_ray.adapter.card import resolve_adapters
 from mars_ray.errors import MarsRayError, ServeError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.platform.accounts.account_store import open_audit_log
-from mars_ray.platform.models.applications import ApplicationState, application_prefix
-from mars_ray.platform.models.manager import ModelManager
-from mars_ray.platform.models.model_settings import AddedModel
-from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.models.manager import ApplicationState, ModelManager, application_prefix
+from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.ray_private import delete_application, deploy_application, kv_get, kv_put
 from mars_ray.serve.deploy.model_settings import ModelSettings
 from mars_ray.serve.ray.adapters import put_adapters
@@ -54,51 +51,46 @@ class Models:
         # One thread, because the manager is used by one thread at a time and waits for Serve and for the storage.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._applications = RayApplications(str(config.controller))
-        make = partial(
-            ModelManager,
-            config,
-            _document(config),
-            self._applications,
-            open_audit_log(config.storage),
-        )
-        self._manager = await self._in_thread(make)
+        audit = open_audit_log(config.storage)
+        self._manager = await self._in_thread(ModelManager, config, _document(config), self._applications, audit)
         self._stepping = asyncio.create_task(self._step_forever())
 
     async def call(self, method: str, *args: Any) -> Any:
         """Return the result of a method of `ModelsLink`, or its error, because Ray wraps exceptions in its own."""
         try:
             if method == ModelManager.change.__name__:
-                args = await self._pinned(*args)
+                by, action, subject, change, *arguments = args
+                args = (by, action, subject, change, *await self._checked(change, *arguments))
             return await self._in_thread(getattr(self._manager, method), *args)
         except MarsRayError as error:
             return error
 
-    async def _pinned(self, by: str, action: str, subject: str, method: str, *args: Any) -> tuple[Any, ...]:
+    async def _checked(self, change: str, *args: Any) -> tuple[Any, ...]:
         """Return the arguments of a change, with names that mean the same on every node.
 
         Raises the error of a model or an adapter that cannot be served.
         """
-        # In another thread, because a model may have to be downloaded.
-        arguments = await asyncio.to_thread(_pinned, method, args)
-        if problem := await self._problem(method, arguments):
-            raise problem
-        return by, action, subject, method, *arguments
-
-    async def _problem(self, method: str, arguments: Sequence[Any]) -> MarsRayError | None:
-        """Return why the model or the adapter of a change cannot be served."""
-        if method == "with_model":
-            settings: ModelSettings = arguments[1]
-        elif method == "with_adapter":
-            settings = await self._in_thread(self._manager.settings_of, arguments[0])
-            settings = settings.model_copy(update={"adapters": {arguments[1]: arguments[2]}})
+        # A model may have to be downloaded, so pin names in another thread.
+        if change == "with_model":
+            name, settings = args
+            served: ModelSettings = await asyncio.to_thread(pinned_model, settings)
+            args = (name, served)
+        elif change == "with_adapter":
+            model, name, folder, accounts = args
+            folder = await asyncio.to_thread(pinned_adapter, folder)
+            settings = await self._in_thread(self._manager.settings_of, model)
+            served = settings.model_copy(update={"adapters": {name: folder}})
+            args = (model, name, folder, accounts)
         else:
-            return None
+            return args
         # Check in a separate process, because the libraries for models take much memory.
-        problem: MarsRayError | None = await ray.remote(num_cpus=0)(_problem).remote(settings)
-        return problem
+        problem: MarsRayError | None = await ray.remote(num_cpus=0)(_problem).remote(served)
+        if problem:
+            raise problem
+        return args
 
     async def _in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def _step_forever(self) -> None:
         while True:
@@ -206,13 +198,3 @@ def _problem(settings: ModelSettings) -> MarsRayError | None:
     except MarsRayError as error:
         return error
     return None
-
-
-def _pinned(method: str, args: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a change with names of models and adapters that mean the same on every node."""
-    pinned = list(args)
-    if method == "with_model":
-        pinned[1] = pinned_model(args[1])
-    if method == "with_adapter":
-        pinned[2] = pinned_adapter(args[2])
-    return pinned

@@ -27,10 +27,13 @@ from mars_ray.openai_api.responses_protocol import RESPONSES_PATH, Item, Respons
 from mars_ray.openai_api.responses_translate import chat_request_of, items_of, responses_error
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.responses.response_store import ResponseStoreClient, StoredResponse
+from mars_ray.serve.middleware.api_form import OPENAI, ApiForm
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 log = logging.getLogger(__name__)
+
+RESPONSES = ApiForm(translated=responses_error)
 
 
 class DeletedResponse(BaseModel):
@@ -39,6 +42,11 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+def response_form(path: str) -> ApiForm:
+    """Return the form of the API that a path of OpenAI's belongs to."""
+    return RESPONSES if path == RESPONSES_PATH else OPENAI
 
 
 def responses_routes(

@@ -10,9 +10,10 @@ here. Requests with limits wait up to `ADMIT_S` seconds for the meter, and are t
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from uuid import uuid4
@@ -20,13 +21,10 @@ from uuid import uuid4
 from mars_ray.errors import UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.platform.accounts.callers import limits_of
-from mars_ray.platform.usage.limit_answers import allowance_headers, limit_error
-from mars_ray.platform.usage.limiter import Granted, LimitedRequest, LimitRefusal, RecentRequest
+from mars_ray.platform.usage.limiter import WINDOW_S, Allowance, Granted, LimitedRequest, LimitRefusal, RecentRequest
 from mars_ray.platform.usage.meter import MeterLink, MeterMessage
-from mars_ray.platform.usage.minute_window import WINDOW_S
 from mars_ray.platform.usage.record_spool import RecordSpool
-from mars_ray.platform.usage.token_prices import TokenPrices
-from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, day_of
+from mars_ray.platform.usage.usage_rows import TokenPrices, UsageCounts, UsageGroup, UsageRecord, day_of
 from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.middleware.exchange import Exchange
 
@@ -41,6 +39,8 @@ RENEW_S = 5.0
 RETRY_S = 0.2
 CLIENT_LEFT = 499
 """Status in the log for a client that disconnected before its answer."""
+NO_RETRY = {"x-should-retry": "false"}
+"""Header by which OpenAI's clients do not send a refused request again by themselves."""
 
 
 @dataclass(slots=True)
@@ -260,3 +260,44 @@ class GatewayMeter(Meter):
             for id, running in self._recent.items()
             if not running.counted or now_s - running.admitted_s <= WINDOW_S + 1
         }
+
+
+def allowance_headers(left: Granted) -> dict[str, str]:
+    """Return OpenAI's headers about what is left of the limits per minute."""
+    return dict([*_headers("requests", left.requests), *_headers("tokens", left.tokens)])
+
+
+def _headers(name: str, allowance: Allowance | None) -> Iterator[tuple[str, str]]:
+    if allowance:
+        yield f"x-ratelimit-limit-{name}", str(allowance.limit)
+        yield f"x-ratelimit-remaining-{name}", str(allowance.remaining)
+        yield f"x-ratelimit-reset-{name}", duration(allowance.reset_s)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as in OpenAI's headers, such as 1m3s, 12s or 250ms."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def limit_error(refusal: LimitRefusal) -> ApiError:
+    """Return the error for a refused request.
+
+    A rate is a 429 with `retry-after`. A spent budget is a 429 `insufficient_quota`, as from OpenAI, because clients
+    know it, while a 402 is an unknown error to them. A request that can never run is a 400.
+    """
+    match refusal.kind:
+        case "too_large":
+            return ApiError.bad_request(refusal.message, "max_tokens", "request_exceeds_limit")
+        case "budget":
+            return ApiError(
+                429, refusal.message, type="insufficient_quota", code="insufficient_quota", headers=NO_RETRY
+            )
+        case _:
+            seconds = str(max(1, math.ceil(refusal.retry_after_s)))
+            message = f"{refusal.message} Try again in {seconds} s."
+            headers = {"retry-after": seconds}
+            return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=headers)

@@ -12,13 +12,12 @@ A store without conditional writes may lose records of two ledgers that append w
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from mars_ray.errors import UnavailableError
 from mars_ray.platform.usage.ledger_files import LedgerFiles, Snapshot, digest, number_in
-from mars_ray.platform.usage.ledger_view import LedgerView
 from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, add_up, month_of
 from mars_ray.storage.location import AnyPath, store_errors
 
@@ -80,6 +79,30 @@ class _State:
                 self.spent[period, holder] = (tokens + counts.tokens, money + counts.price_billionths)
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """A copy of the state of a ledger. A ledger deletes the files of a view no sooner than `DELETE_S` later."""
+
+    files: LedgerFiles
+    days: Mapping[str, str]
+    """Name of the file with the sums of each day."""
+    pending: UsageSums
+    """Sums that are in no file of a day yet."""
+
+    def rows(self, first: str, last: str, account: str | None = None) -> UsageSums:
+        """Return the sums of the days from `first` to `last`, such as 2026-11-25, of one account or of all.
+
+        Raises `UnavailableError`.
+        """
+        with store_errors(self.files.folder, UnavailableError, "the usage cannot be read in", "Repair the storage."):
+            parts = self.files.days([name for day, name in self.days.items() if first <= day <= last])
+            parts.append({group: counts for group, counts in self.pending.items() if first <= group.day <= last})
+            sums: UsageSums = {}
+            for part in parts:
+                add_up(sums, (row for row in part.items() if account in (None, row[0].account)))
+            return sums
+
+
 class UsageLedger:
     """The ledger in `folder`. Use it in one thread at a time, except for `spent`.
 
@@ -133,9 +156,9 @@ class UsageLedger:
         state = self._current()
         return LedgerView(self._files, state.snapshot.day_files(), dict(state.pending))
 
-    def rows(self, first: str, last: str) -> UsageSums:
-        """Return the sums of the days from `first` to `last`, such as 2026-11-25."""
-        return self.view().rows(first, last)
+    def rows(self, first: str, last: str, account: str | None = None) -> UsageSums:
+        """Return the present sums, see `LedgerView.rows`."""
+        return self.view().rows(first, last, account)
 
     def spent(self, period: str, holder: str) -> tuple[int, int]:
         """Return the tokens and the billionths of money that a holder has spent in a day or month."""

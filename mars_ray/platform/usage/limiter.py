@@ -6,19 +6,22 @@ Never: grants more than a limit in any minute, day or month, counting each runni
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from operator import attrgetter
 from typing import Literal
 
-from mars_ray.platform.accounts.usage_limits import UsageLimits
-from mars_ray.platform.usage.minute_window import MinuteWindow
-from mars_ray.platform.usage.token_prices import BILLIONTHS
-from mars_ray.platform.usage.usage_rows import month_of
+from mars_ray.platform.accounts.account_store import UsageLimits
+from mars_ray.platform.usage.usage_rows import BILLIONTHS, month_of
 
 SILENT_S = 30.0
 """Seconds after which a gateway that says nothing counts as dead, and its running requests no longer hold quota."""
 FORGET_S = 300.0
 """Seconds after which a silent gateway is forgotten."""
+WINDOW_S = 60
+"""Length of the window in seconds. An amount leaves it up to a second later, because slots are whole seconds."""
 
 RefusalKind = Literal["requests", "tokens", "budget", "reserved", "too_large"]
 
@@ -80,6 +83,52 @@ class LimitRefusal:
     left: Granted = Granted()
 
 
+class MinuteWindow:
+    """A sliding window of one minute. Times are seconds of a clock that never goes back.
+
+    In any 60 seconds, no more is admitted than the limit, if each amount is added only while it fits.
+    """
+
+    def __init__(self) -> None:
+        self._amounts = Counter[int]()
+        """Amounts by the second of their admission."""
+
+    @property
+    def total(self) -> int:
+        """Sum of the amounts in the window at the last call of `expire`."""
+        return self._amounts.total()
+
+    def expire(self, now_s: float) -> None:
+        """Drop the amounts that have left the window."""
+        for second in [second for second in self._amounts if math.floor(now_s) - second > WINDOW_S]:
+            del self._amounts[second]
+
+    def add(self, second: int, amount: int) -> None:
+        """Add an amount that was admitted in `second`."""
+        self._amounts[second] += amount
+
+    def give_back(self, second: int, amount: int) -> None:
+        """Take back a part of what was added in `second`. Does nothing once that second has left the window."""
+        if second in self._amounts:
+            self._amounts[second] -= amount
+
+    def wait_s(self, now_s: float, amount: int, limit: int) -> float:
+        """Return the seconds until `amount` fits below `limit`, if nothing else is admitted until then."""
+        excess = self.total + amount - limit
+        if excess <= 0:
+            return 0.0
+        for second in sorted(self._amounts):
+            excess -= self._amounts[second]
+            if excess <= 0:
+                return max(0.0, second + WINDOW_S + 1 - now_s)
+        return float(WINDOW_S)
+
+    def reset_s(self, now_s: float) -> float:
+        """Return the seconds until the window is empty, if nothing else is admitted until then."""
+        newest = max((second for second, amount in self._amounts.items() if amount > 0), default=-math.inf)
+        return max(0.0, newest + WINDOW_S + 1 - now_s)
+
+
 @dataclass(slots=True)
 class _Reservation:
     gateway: str
@@ -115,7 +164,8 @@ class UsageLimiter:
         self._clock = clock
         self._windows: dict[str, _Windows] = {}
         self._running: dict[str, _Reservation] = {}
-        self._reserved: dict[tuple[str, str], list[int]] = {}
+        self._reserved: dict[tuple[str, str], tuple[int, int]] = {}
+        """Tokens and billionths of money that running requests may use, by period and holder."""
         self._heard_s: dict[str, float] = {}
         self._swept_s = clock()
 
@@ -154,12 +204,7 @@ class UsageLimiter:
         request = reservation.request
         for holder in request.limits:
             self._window(holder).tokens.give_back(reservation.second, request.tokens - tokens)
-            for period in (request.day, month_of(request.day)):
-                reserved = self._reserved[period, holder]
-                reserved[0] -= request.tokens
-                reserved[1] -= request.price_billionths
-                if not any(reserved):
-                    del self._reserved[period, holder]
+        self._reserve(request, -1)
 
     def _add(self, reservation: _Reservation, *, running: bool) -> None:
         request = reservation.request
@@ -167,12 +212,17 @@ class UsageLimiter:
             windows = self._window(holder)
             windows.requests.add(reservation.second, 1)
             windows.tokens.add(reservation.second, request.tokens)
-            for period in (request.day, month_of(request.day)) if running else ():
-                reserved = self._reserved.setdefault((period, holder), [0, 0])
-                reserved[0] += request.tokens
-                reserved[1] += request.price_billionths
         if running:
             self._running[request.id] = reservation
+            self._reserve(request, 1)
+
+    def _reserve(self, request: LimitedRequest, sign: int) -> None:
+        """Reserve the most that a request may use in the budgets of its holders; with `sign` -1, free it."""
+        for budget in product((request.day, month_of(request.day)), request.limits):
+            tokens, money = self._reserved.pop(budget, (0, 0))
+            reserved = (tokens + sign * request.tokens, money + sign * request.price_billionths)
+            if any(reserved):
+                self._reserved[budget] = reserved
 
     def _window(self, holder: str) -> _Windows:
         windows = self._windows.setdefault(holder, _Windows(MinuteWindow(), MinuteWindow()))
@@ -232,8 +282,9 @@ class UsageLimiter:
             ):
                 if limit is not None:
                     allowances.append(Allowance(limit, max(0, limit - window.total), window.reset_s(now_s)))
+        remaining = attrgetter("remaining")
         return Granted(
-            requests=min(requests, key=_remaining, default=None), tokens=min(tokens, key=_remaining, default=None)
+            requests=min(requests, key=remaining, default=None), tokens=min(tokens, key=remaining, default=None)
         )
 
     def _sweep(self, now_s: float) -> None:
@@ -252,18 +303,14 @@ class UsageLimiter:
                 del self._windows[holder]
 
 
-def _remaining(allowance: Allowance) -> int:
-    return allowance.remaining
-
-
 def _budgets(limits: UsageLimits, request: LimitedRequest) -> Iterator[_Budget]:
     month = month_of(request.day)
-    for name, limit, period in (
+    for name, tokens, period in (
         ("tokens_per_day", limits.tokens_per_day, request.day),
         ("tokens_per_month", limits.tokens_per_month, month),
     ):
-        if limit is not None:
-            yield _Budget(name, limit, request.tokens, period, 0)
+        if tokens is not None:
+            yield _Budget(name, tokens, request.tokens, period, 0)
     for name, money, period in (
         ("money_per_day", limits.money_per_day, request.day),
         ("money_per_month", limits.money_per_month, month),

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mars_ray.errors import QueueFullError, RequestError
-from mars_ray.platform.usage.ledger import UsageLedger
-from mars_ray.platform.usage.ledger_view import LedgerView
+from mars_ray.platform.usage.ledger import LedgerView, UsageLedger
 from mars_ray.platform.usage.limiter import Granted, LimitedRequest, LimitRefusal, RecentRequest, UsageLimiter
 from mars_ray.platform.usage.usage_report import UsageQuery, grouped
 from mars_ray.platform.usage.usage_rows import UsageRecord, UsageSums
@@ -153,8 +152,7 @@ class UsageMeter:
 
 
 def _report_rows(view: LedgerView, query: UsageQuery, account: str | None) -> UsageSums:
-    sums = view.rows(query.start, query.end)
-    groups = grouped({group: sums[group] for group in sums if account in (None, group.account)}, query.by)
+    groups = grouped(view.rows(query.start, query.end, account), query.by)
     if len(groups) > REPORT_ROWS:
         raise RequestError(
             f"the report has {len(groups)} rows; it may have up to {REPORT_ROWS}. Ask for fewer days or columns."

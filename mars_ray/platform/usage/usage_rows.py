@@ -1,6 +1,6 @@
-"""Counts of one request, and their sums by day, account, key and model.
+"""Counts of one request with their price, and their sums by day, account, key and model.
 
-In:    the counts of requests.
+In:    the counts of requests; prices of tokens.
 Out:   sums; both as JSON.
 Never: adds counts of different days, accounts, keys or models.
 """
@@ -8,12 +8,44 @@ Never: adds counts of different days, accounts, keys or models.
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from mars_ray.openai_api.usage import ResponseUsage
 
 THRESHOLD_STEPS = 100
 """Steps of the histogram over thresholds, which bounds its size. A threshold counts at the step below it."""
+
+
+PricePerMillion = Annotated[float, Field(ge=0, le=1e6)]
+
+BILLIONTHS = 10**9
+"""Money is added up in billionths of a unit of the currency, as integers, so that sums are exact."""
+
+
+class TokenPrices(BaseModel):
+    """Prices per million tokens, in any currency."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    prompt: PricePerMillion
+    """Price of a million prompt tokens that were not in the cache."""
+    cached: PricePerMillion | None = None
+    """Price of a million prompt tokens that were in the cache; None means the price of other prompt tokens."""
+    answered: PricePerMillion
+    """Price of a million answered tokens."""
+
+    def billionths(self, prompt_tokens: int, cached_tokens: int, answered_tokens: int) -> int:
+        """Return the price of a request in billionths. `prompt_tokens` includes `cached_tokens`."""
+        cached = self.prompt if self.cached is None else self.cached
+        millions = self.prompt * (prompt_tokens - cached_tokens) + cached * cached_tokens
+        return round((millions + self.answered * answered_tokens) * (BILLIONTHS // 10**6))
+
+    def most_billionths(self, prompt_tokens: int, answered_tokens: int) -> int:
+        """Return the highest price that a request may have, however many of its tokens are in the cache."""
+        cached = (0, prompt_tokens)
+        return max(self.billionths(prompt_tokens, tokens, answered_tokens) for tokens in cached)
 
 
 class UsageGroup(NamedTuple):
