@@ -41,11 +41,11 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
-from mars_ray.evaluation.scoring.agreement import agreed_tokens
-from mars_ray.evaluation.scoring.statistics import mcnemar
+from mars_ray.evaluation.agreement import agreed_tokens
+from mars_ray.evaluation.metrics import mcnemar
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting, settings_of
-from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
-from mars_ray.evaluation.tasks.verify import MATCHES
+from mars_ray.evaluation.task_files import MATCHES
+from mars_ray.evaluation.tasks import TaskOptions, open_tasks
 from mars_ray.measure import Sample, interleaved, machine, speedup, throughput
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model

@@ -34,8 +34,8 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
+from mars_ray.model.folder import count_parameters
 from mars_ray.model.resolve import pin, resolve_model
-from mars_ray.model.weights import count_parameters
 from mars_ray.program import run_program
 
 STEPS = 96

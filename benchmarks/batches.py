@@ -29,8 +29,7 @@ from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.arrivals import Poisson
 from mars_ray.load.client import Target, find_model, parse_url
 from mars_ray.load.generator import run_load
-from mars_ray.load.plan import closed_loop, poisson
-from mars_ray.load.prompts import bundled_prompts
+from mars_ray.load.plan import bundled_prompts, closed_loop, poisson
 from mars_ray.load.record import RequestOutcome
 from mars_ray.measure import machine, spread
 from mars_ray.program import run_program

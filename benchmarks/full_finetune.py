@@ -25,7 +25,7 @@ from benchmarks.quantized import Answer, conversations
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
-from mars_ray.evaluation.scoring.agreement import agreed_tokens
+from mars_ray.evaluation.agreement import agreed_tokens
 from mars_ray.evaluation.settings import AR
 from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint

@@ -33,13 +33,13 @@ from typing import Any
 import psutil
 import ray
 
+from mars_ray.batch.output.folder import open_output
 from mars_ray.batch.output.ledger import Ledger
-from mars_ray.batch.output.open_output import open_output
-from mars_ray.batch.ray.source import InputRows
 from mars_ray.batch.rows.row_ids import RowIdAssigner
 from mars_ray.batch.rows.row_tables import RowResult, to_table
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.placement import BLOCK_ROWS
+from mars_ray.batch.run.row_store import RowStore
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.ray_controller import ControllerActor
@@ -208,12 +208,14 @@ def reader(arguments: argparse.Namespace) -> dict[str, Any]:
                 for number in range(arguments.rows):
                     id_fields = {"id": f"row-{number}"} if name == "own ids" else {"page": number}
                     file.write(json.dumps(id_fields | {"prompt": PROMPT, "source": "web"}) + "\n")
-            rows = InputRows(files=(InputFile(path),), ledger=ledger.path, id_column="id")
-            deque(replace(rows, limit=1024).tables(), maxlen=0)  # leave out the cost of starting
-            figures[name] = cost_us(partial(deque, rows.tables(), maxlen=0), arguments.rows)
+            with RowStore(ledger.path) as store:
+                fill = partial(store.fill, [InputFile(path)], id_column="id")
+                fill(limit=1024)  # leave out the cost of starting
+                figures[name] = cost_us(partial(fill, limit=None), arguments.rows)
         ledger.close()
     with RowIdAssigner("id") as row_ids:
-        row_ids.assign([b'{"id": "%d"}' % number for number in range(arguments.rows)])
+        for number in range(arguments.rows):
+            row_ids.assign(b"", {"id": str(number)})
         figures["bytes of a temporary file"] = bytes_of(row_ids._seen, arguments.rows)
     return figures
 

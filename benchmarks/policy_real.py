@@ -43,10 +43,8 @@ from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.load.arrivals import TraceRow, read_trace
 from mars_ray.load.client import Target
 from mars_ray.load.generator import run_load
-from mars_ray.load.plan import LoadPlan, closed_loop
-from mars_ray.load.prompts import bundled_prompts, conversations
-from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord
-from mars_ray.load.slo import RequestSlo, parse_slo
+from mars_ray.load.plan import LoadPlan, bundled_prompts, closed_loop, conversations
+from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord, RequestSlo, parse_slo
 from mars_ray.load.summary import summarize
 from mars_ray.measure import machine
 from mars_ray.model.card import CalibrationPoint

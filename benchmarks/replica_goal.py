@@ -22,14 +22,14 @@ from rich.table import Table
 from mars_ray.cli.shared import write_json
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.errors import ConfigError
-from mars_ray.load.slo import RequestSlo
+from mars_ray.load.record import RequestSlo
 from mars_ray.measure import machine, spread
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.modelled_machine import open_machine
-from mars_ray.simulate.scaling import Scaling
+from mars_ray.simulate.replicas import Scaling
 from mars_ray.simulate.simulator import SimulationOptions, simulate
 
 MOST = 12

@@ -73,7 +73,7 @@ async def main() -> None:
     config = ServeConfig()
     folder = resolve_model(config.model)
     checkpoint = load_checkpoint(folder)
-    engine = Engine(checkpoint, EngineOptions(compiled=False))
+    engine = Engine(checkpoint, EngineOptions())
     ours, theirs = socket.socketpair()
     serving = threading.Thread(target=serve_engine, args=(engine, OrderSocket(theirs)), daemon=True)
     recorder = Recorder()

@@ -27,8 +27,7 @@ from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.client import Target, find_model, parse_url
 from mars_ray.load.generator import run_load
-from mars_ray.load.plan import closed_loop
-from mars_ray.load.prompts import bundled_prompts
+from mars_ray.load.plan import bundled_prompts, closed_loop
 from mars_ray.load.record import PlannedRequest, RequestOutcome
 from mars_ray.measure import Sample, Spread, interleaved, machine, speedup, throughput
 from mars_ray.model.checkpoint import load_checkpoint

@@ -22,7 +22,7 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.stats.profile import GRID, ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.errors import ModelError, RunError
-from mars_ray.load.prompts import Texts, bundled_prompts
+from mars_ray.load.plan import Texts, bundled_prompts
 from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model

@@ -17,9 +17,8 @@ from rich.table import Table
 from scipy.optimize import brentq
 
 from mars_ray.cli.shared import write_json
-from mars_ray.machines.paper_curve import PAPER_BLOCK, PAPER_CURVE
 from mars_ray.machines.registry import step_model
-from mars_ray.machines.step_model import StepModel
+from mars_ray.machines.step_model import PAPER_BLOCK, PAPER_CURVE, StepModel
 from mars_ray.program import run_program
 
 PAPER_WITHIN = 0.15

@@ -20,8 +20,7 @@ from mars_ray.cli.shared import write_json
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
 from mars_ray.load.client import Target, find_model, parse_url
-from mars_ray.load.plan import closed_loop
-from mars_ray.load.prompts import bundled_prompts
+from mars_ray.load.plan import bundled_prompts, closed_loop
 from mars_ray.measure import Sample, interleaved, machine, speedup
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine

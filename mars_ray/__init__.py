@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from mars_ray.engine.process.async_engine import AsyncEngine
     from mars_ray.engine.request import DecodeParams, Request, SamplingParams
     from mars_ray.errors import InputError, MarsRayError, RunError
-    from mars_ray.evaluation.calibration.calibrate import CalibrateOptions, calibrate
-    from mars_ray.evaluation.run.options import EvaluateOptions
-    from mars_ray.evaluation.run.ray_evaluate import evaluate
+    from mars_ray.evaluation.calibration import CalibrateOptions, calibrate
+    from mars_ray.evaluation.prepare import EvaluateOptions
+    from mars_ray.evaluation.ray_evaluate import evaluate
     from mars_ray.llm.async_llm import AsyncLLM
     from mars_ray.llm.llm import LLM
     from mars_ray.llm.outputs import CompletionOutput, RequestOutput
@@ -57,13 +57,13 @@ _MODULES = {
     "LLM": "llm.llm",
     "AsyncEngine": "engine.process.async_engine",
     "AsyncLLM": "llm.async_llm",
-    "CalibrateOptions": "evaluation.calibration.calibrate",
+    "CalibrateOptions": "evaluation.calibration",
     "Chunk": "engine.chunk",
     "CompletionOutput": "llm.outputs",
     "DecodeParams": "engine.request",
     "Engine": "engine.core.engine",
     "EngineOptions": "engine.options",
-    "EvaluateOptions": "evaluation.run.options",
+    "EvaluateOptions": "evaluation.prepare",
     "GenerateOptions": "batch.run.options",
     "InputError": "errors",
     "MarsRayError": "errors",
@@ -74,8 +74,8 @@ _MODULES = {
     "SamplingParams": "engine.request",
     "TrainConfig": "training.config",
     "WorkerOptions": "batch.run.options",
-    "calibrate": "evaluation.calibration.calibrate",
-    "evaluate": "evaluation.run.ray_evaluate",
+    "calibrate": "evaluation.calibration",
+    "evaluate": "evaluation.ray_evaluate",
     "generate_files": "batch.ray.generate_files",
     "train": "training.ray_trainer",
 }

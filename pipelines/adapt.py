@@ -32,11 +32,10 @@ from mars_ray.data.prompt_file import raw_messages
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.data.records import Message, parse_object
 from mars_ray.errors import BadRecordError, RequestError
-from mars_ray.evaluation.calibration.calibrate import CalibrateOptions, calibrate
-from mars_ray.evaluation.calibration.curve import print_curve
-from mars_ray.evaluation.run.options import EvaluateOptions
-from mars_ray.evaluation.run.ray_evaluate import evaluate
-from mars_ray.evaluation.tasks.registry import TaskOptions
+from mars_ray.evaluation.calibration import CalibrateOptions, calibrate, print_curve
+from mars_ray.evaluation.prepare import EvaluateOptions
+from mars_ray.evaluation.ray_evaluate import evaluate
+from mars_ray.evaluation.tasks import TaskOptions
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
 from mars_ray.training.config import TrainConfig, parse_config

@@ -27,8 +27,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM,
 from transformers.utils import logging
 
 from mars_ray.data.tasks import FAMILIES, Split, TaskExample, examples, mixture
-from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
-from mars_ray.evaluation.calibration.prompts import heldout_examples
+from mars_ray.evaluation.calibration import THRESHOLDS, CalibrateOptions, calibrate, heldout_examples
 from mars_ray.model.card import Card, read_card
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.program import run_program

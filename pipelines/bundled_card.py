@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mars_ray.evaluation.calibration.curve import CURVE_HEAD, curve_row
+from mars_ray.evaluation.calibration import CURVE_HEAD, curve_row
 from mars_ray.model.card import Card
 
 INTRODUCTION = """\

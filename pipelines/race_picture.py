@@ -13,9 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mars_ray.demo.race import PROMPTS, Race
+from mars_ray.demo.race import PROMPTS, Race, Track
 from mars_ray.demo.show import EXPLANATION, picture
-from mars_ray.demo.track import Track
 from mars_ray.program import run_program
 from pipelines.pipeline_files import write
 

@@ -28,9 +28,8 @@ from mars_ray.data.tasks import mixture
 from mars_ray.data.tasks.split import Split
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import ModelError
-from mars_ray.evaluation.calibration.curve import calibration_curve
-from mars_ray.evaluation.calibration.prompts import family_prompts
-from mars_ray.evaluation.scoring.statistics import mean_and_spread
+from mars_ray.evaluation.calibration import calibration_curve, family_prompts
+from mars_ray.evaluation.metrics import mean_and_spread
 from mars_ray.measure import machine
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint

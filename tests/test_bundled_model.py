@@ -8,9 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.split import split_of
 from mars_ray.engine.request import SamplingParams
-from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
-from mars_ray.evaluation.calibration.curve import calibration_curve, curve_row
-from mars_ray.evaluation.calibration.prompts import family_prompts
+from mars_ray.evaluation.calibration import THRESHOLDS, calibration_curve, curve_row, family_prompts
 from mars_ray.model.card import read_card
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model

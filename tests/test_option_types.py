@@ -31,8 +31,8 @@ from mars_ray import (
 )
 from mars_ray.batch.run.processor_config import ProcessorConfig
 from mars_ray.errors import ConfigError, ModelError, RequestError
-from mars_ray.evaluation.tasks.registry import TaskOptions
-from mars_ray.simulate.command import SimulateOptions
+from mars_ray.evaluation.tasks import TaskOptions
+from mars_ray.simulate.options import SimulateOptions
 
 TRAINING = {
     "model": "bundled",

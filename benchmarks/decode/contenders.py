@@ -24,8 +24,8 @@ from mars_ray.measure import Sample
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype, resolve_dtype
+from mars_ray.model.folder import count_parameters
 from mars_ray.model.resolve import pin, resolve_model
-from mars_ray.model.weights import count_parameters
 
 THRESHOLD = 0.95
 CACHE_BLOCKS = (8, 16, 32)

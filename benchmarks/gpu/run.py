@@ -27,8 +27,8 @@ from benchmarks.gpu.settings import gpu_of, step_model
 from benchmarks.gpu.vllm_part import equality, graph_engines, predictions, run_engines, speed_engines
 from mars_ray.machines.step_model import StepModel
 from mars_ray.measure import machine
+from mars_ray.model.folder import count_parameters
 from mars_ray.model.resolve import resolve_model
-from mars_ray.model.weights import count_parameters
 from mars_ray.program import run_program
 
 PART_LIMITS_S = {"speed": 480, "graphs": 330, "torch": 360}

@@ -7,8 +7,7 @@ from transformers import PretrainedConfig
 
 from mars_ray.engine.kv.cache import kv_shape
 from mars_ray.errors import ConfigError
-from mars_ray.machines.figures import EFFICIENCIES, GPUS, Network
-from mars_ray.machines.step_model import StepModel
+from mars_ray.machines.step_model import EFFICIENCIES, GPUS, Network, StepModel
 
 CALLERS = (1, 8, 32, 64, 128)
 SMALL_CALLERS = (1, 4)

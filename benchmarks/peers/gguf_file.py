@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from benchmarks.peers.peer import PeerUnavailableError
-from mars_ray.model.folder import check_folder
+from mars_ray.model.folder import TOKENIZER_FILE, check_folder
 from mars_ray.model.json_object import read_json_object
 from mars_ray.model.network import load_network
-from mars_ray.model.tokenizer import TOKENIZER_FILE
 
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 SUFFIXES = (".weight", ".bias")

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.policies.bounds import Bounds
-from mars_ray.control.policies.policy import Decision, Policy
+from mars_ray.control.policies.policy import Bounds, Decision, Policy
 
 TABLE = ((0.25, 1.0), (0.5, 0.95), (0.75, 0.9))
 """Largest number of requests per slot for each threshold; above the last entry the threshold is the floor. vLLM has

@@ -13,7 +13,7 @@ from benchmarks.policy.tables import show_steady, show_trace
 from benchmarks.policy.trace_comparison import compare_on_trace
 from mars_ray.errors import ConfigError
 from mars_ray.load.arrivals import read_trace
-from mars_ray.load.slo import parse_slo
+from mars_ray.load.record import parse_slo
 from mars_ray.measure import machine as this_machine
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival

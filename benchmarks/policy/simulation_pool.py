@@ -9,11 +9,11 @@ from typing import Any
 from benchmarks.policy.alternative_policies import scheduled
 from benchmarks.policy.contenders import CONTENDERS, Contender
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.load.slo import RequestSlo
+from mars_ray.load.record import RequestSlo
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.scaling import Scaling
+from mars_ray.simulate.replicas import Scaling
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
 
 FLOOR = 0.7

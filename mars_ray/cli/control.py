@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mars_ray.cli.shared import print_line
-from mars_ray.control.policies.bounds import describe_raised_floor
+from mars_ray.control.policies.policy import describe_raised_floor
 from mars_ray.errors import ConfigError, RunError
 
 threshold_app = typer.Typer(

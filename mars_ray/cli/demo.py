@@ -24,9 +24,8 @@ def demo(
     Without --model, the bundled model answers 260 prompts at each setting, which takes a minute.
     """
     from mars_ray.adapter.card import shipped_adapters
-    from mars_ray.demo.race import PROMPTS, RacePrompt
+    from mars_ray.demo.race import PROMPTS, RacePrompt, Track
     from mars_ray.demo.show import show_races
-    from mars_ray.demo.track import Track
 
     console = Console()
     results: dict[str, Any] = {}

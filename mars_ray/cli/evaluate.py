@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.shared import WITH_ERRORS, AdapterOption, AsJson, Model, Temperature, with_worker_options
+from mars_ray.cli.shared import WITH_ERRORS, AdapterOption, AsJson, Model, Temperature, with_options, worker_options
 from mars_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ AllowCodeExecution = Annotated[
 ]
 
 
-@with_worker_options
+@with_options(workers=worker_options)
 def evaluate(
     tasks: Tasks,
     output: Output,
@@ -63,9 +63,9 @@ def evaluate(
     Exit codes: 0 complete, 3 complete with unanswered questions, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143
     stopped by SIGTERM. After exit code 1, 130 or 143, running the same command again resumes the evaluation.
     """
-    from mars_ray.evaluation.run.options import EvaluateOptions
-    from mars_ray.evaluation.run.ray_evaluate import evaluate as run
-    from mars_ray.evaluation.tasks.registry import TaskOptions
+    from mars_ray.evaluation.prepare import EvaluateOptions
+    from mars_ray.evaluation.ray_evaluate import evaluate as run
+    from mars_ray.evaluation.tasks import TaskOptions
     from mars_ray.storage.location import locate
 
     questions = TaskOptions(

@@ -23,7 +23,8 @@ from mars_ray.cli.shared import (
     TensorParallelSize,
     VllmArg,
     vllm_options,
-    with_worker_options,
+    with_options,
+    worker_options,
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
@@ -88,7 +89,7 @@ REASONS = 3
 """Maximum number of error reasons shown at the end, the most frequent first."""
 
 
-@with_worker_options
+@with_options(workers=worker_options)
 def generate(
     sources: Input,
     output: Output,

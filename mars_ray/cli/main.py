@@ -9,14 +9,12 @@ from typing import Annotated
 
 import typer
 
-from mars_ray.cli.bench import bench_app
 from mars_ray.cli.control import status, threshold_app
 from mars_ray.cli.demo import demo
 from mars_ray.cli.evaluate import evaluate
 from mars_ray.cli.generate import generate
-from mars_ray.cli.plan import plan
+from mars_ray.cli.load import bench_app, plan, simulate
 from mars_ray.cli.serve import serve
-from mars_ray.cli.simulate import simulate
 from mars_ray.cli.training import calibrate, prepare, train
 from mars_ray.installed import HAS_PLATFORM
 from mars_ray.program import run_program

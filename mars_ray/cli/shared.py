@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -27,7 +27,6 @@ Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 ADAPTER_HELP = "Lossless adapter trained for the model: 'smollm2', a folder or a hub name."
 AdapterOption = Annotated[str | None, typer.Option("--adapter", help=ADAPTER_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all samples to this file as JSON.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 means the most likely token.")]
 TemperatureOrModel = Annotated[
     float | None,
@@ -35,9 +34,6 @@ TemperatureOrModel = Annotated[
         help="Sampling temperature; 0 means the most likely token. Default: from generation_config.json, or 0."
     ),
 ]
-Slo = Annotated[list[str] | None, typer.Option(help="Latency targets in ms, such as 'ttft:200,tpot:20,e2e:2000'.")]
-TraceSpeed = Annotated[float, typer.Option(help="Speed of the replay, relative to the trace.")]
-OutputScale = Annotated[float, typer.Option(help="Factor for the answer lengths in the trace.")]
 
 Workers = Annotated[
     int | None, typer.Option(help="Number of engines, one process each. Default: as many as use all CPUs efficiently.")
@@ -72,31 +68,56 @@ WITH_ERRORS = 3
 """Exit code of a complete job that has rows with errors."""
 
 
-def with_worker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `workers`, a `WorkerOptions`, with one command-line option per field."""
-    command_parameters = [
-        parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "workers"
-    ]
-    worker_parameters = inspect.signature(_worker_options).parameters
-    parameters = [*command_parameters, *worker_parameters.values()]
+def with_options(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace each named parameter of a command with one command-line option per parameter of its maker.
 
-    @wraps(command)
-    def run(**arguments: Any) -> None:
-        values = {name: arguments.pop(name) for name in worker_parameters}
-        command(**arguments, workers=_worker_options(**values))
+    A maker is a class of options or a function that returns them.
+    """
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for part in (*makers.values(), command)
+            for parameter in inspect.signature(part).parameters.values()
+            if part is not command or parameter.name not in makers
+        ]
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            made = {
+                name: make(**{field: _as_field(values.pop(field)) for field in inspect.signature(make).parameters})
+                for name, make in makers.items()
+            }
+            command(**values, **made)
+
+        run.__signature__ = inspect.Signature(list(map(_for_typer, parameters)))  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: _for_typer(parameter).annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
-def _worker_options(
+def _as_field(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _for_typer(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a parameter for any number of texts as a list, because typer reads tuples only of a fixed length."""
+    if get_args(parameter.annotation)[:1] != (tuple[str, ...],):
+        return parameter
+    return parameter.replace(
+        annotation=Annotated[list[str], *parameter.annotation.__metadata__], default=list(parameter.default)
+    )
+
+
+def worker_options(
     workers: Workers = None,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     dtype: Dtype = "auto",
     quantize: QuantizeOption = None,
 ) -> "WorkerOptions":
+    """Return the options of workers that commands have."""
     from mars_ray.batch.run.options import WorkerOptions
 
     return WorkerOptions(count=workers, cpus=cpus, gpus=gpus, dtype=dtype, quantize=quantize)

@@ -79,9 +79,8 @@ def calibrate(
 ) -> None:
     """Measure speed, agreement and accuracy at each threshold, and write them into the model card, mars.json."""
     from mars_ray.adapter.card import resolve_adapter
-    from mars_ray.evaluation.calibration.calibrate import CalibrateOptions
-    from mars_ray.evaluation.calibration.calibrate import calibrate as run
-    from mars_ray.evaluation.calibration.curve import print_curve
+    from mars_ray.evaluation.calibration import CalibrateOptions, print_curve
+    from mars_ray.evaluation.calibration import calibrate as run
     from mars_ray.model.resolve import resolve_model
     from mars_ray.storage.location import locate
 

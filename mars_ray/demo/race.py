@@ -1,9 +1,30 @@
-"""Data of a race: one prompt, and the answer of each setting with the time of every chunk."""
+"""Races: an engine answers one prompt at a time with each setting in turn, and the time of every chunk is kept."""
 
+import time
 from dataclasses import dataclass
+from functools import partial
+from typing import Self
 
+import torch
+
+from mars_ray.adapter.card import unnamed
+from mars_ray.adapter.decoding_model import open_decoding_model
+from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.records import Message
-from mars_ray.measure import Sample
+from mars_ray.engine.core.load import best_device, load_engine
+from mars_ray.engine.core.offline import run_steps
+from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.errors import ModelError
+from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
+from mars_ray.measure import Sample, interleaved
+from mars_ray.model.resolve import model_label
+from mars_ray.progress import ProgressLine
+
+ROUNDS = 3
+"""Number of measured rounds, after one warm-up round; the race shows the median round."""
+MAX_TOKENS = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +121,78 @@ class Race:
     def last_s(self) -> float:
         """Seconds until the slowest setting finished."""
         return max(lane.seconds for lane in self.lanes)
+
+
+def settings_at(threshold: float) -> tuple[DecodingSetting, ...]:
+    """Return the settings to compare: ar, exact, and one threshold."""
+    return AR, EXACT, DecodingSetting(mode=Mode.THRESHOLD, threshold=threshold)
+
+
+class Track:
+    """A model, with or without an adapter, that answers a prompt at every setting. Use it as a context manager.
+
+    Raises `ModelError` for a model that does not look ahead, and the errors of `load_engine` and `open_decoding_model`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        adapter: str | None,
+        *,
+        threshold: float = 0.9,
+        max_tokens: int = MAX_TOKENS,
+        rounds: int = ROUNDS,
+    ) -> None:
+        decoding = open_decoding_model(model, adapter, device=best_device())
+        resolved = decoding.base
+        if decoding.card is None or decoding.card.block is None:
+            raise ModelError(
+                f"{model} was not trained to look ahead, so there is nothing to race. Give an adapter for it."
+            )
+        self._settings = settings_at(threshold)
+        self._sampling = SamplingParams(max_tokens=max_tokens)
+        self._rounds = rounds
+        options = EngineOptions(max_num_seqs=1)
+        self._engine, checkpoint = load_engine(resolved, options, unnamed(decoding.adapter))
+        self._encoder = ChatEncoder(checkpoint.tokenizer)
+        with_adapter = f" with the adapter {adapter}" if adapter else ""
+        threads = torch.get_num_threads()
+        threads_text = f"{threads} thread{'s' if threads > 1 else ''}"
+        self.label = f"{model_label(model, resolved.folder)}{with_adapter}, {resolved.dtype.name}, {threads_text}"
+        """Model, adapter, dtype and threads used in the races."""
+
+    def race(self, prompt: RacePrompt) -> Race:
+        """Answer a prompt alone with each setting in turn, and return the median round of each setting."""
+        tokens = tuple(self._encoder.prompt(prompt.messages))
+        candidates = {setting.name: partial(self._decode, tokens, setting) for setting in self._settings}
+        turns = len(candidates) * (self._rounds + 1)
+        with ProgressLine(f"{prompt.workload}: decode in turns", total=turns) as progress:
+            samples = interleaved(candidates, self._rounds, progress)
+        in_order = (sorted(lanes, key=lambda lane: lane.seconds) for lanes in samples.values())
+        return Race(prompt, tuple(lanes[len(lanes) // 2] for lanes in in_order))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
+
+    def _decode(self, prompt: tuple[int, ...], setting: DecodingSetting) -> Lane:
+        self._engine.clear_cache()  # otherwise only the first setting would read the prompt
+        request = Request(id=setting.name, prompt=prompt, sampling=self._sampling, decode=setting.decode)
+        started_s = time.perf_counter()
+        timed: list[TimedChunk] = []
+        for chunks in run_steps(self._engine, [request]):
+            at_s = time.perf_counter() - started_s
+            for chunk in chunks:
+                if chunk.finished and chunk.finished.error:
+                    raise chunk.finished.error
+                if chunk.tokens or chunk.text:
+                    timed.append(TimedChunk(at_s, len(chunk.tokens), chunk.text))
+        return Lane(
+            setting=setting.name,
+            chunks=tuple(timed),
+            tokens=sum(chunk.tokens for chunk in timed),
+            forwards=sum(bool(chunk.tokens) for chunk in timed),
+            seconds=timed[-1].at_s,
+        )

@@ -21,13 +21,12 @@ from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import prompt_of
 from mars_ray.data.tasks import is_right_answer
-from mars_ray.demo.race import RacePrompt
-from mars_ray.demo.track import settings_at
+from mars_ray.demo.race import RacePrompt, settings_at
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import SamplingParams
-from mars_ray.evaluation.run.speed import TimedPrompt, sample_speed
 from mars_ray.evaluation.settings import AR, DecodingSetting
+from mars_ray.evaluation.speed import TimedPrompt, sample_speed
 from mars_ray.measure import Sample, interleaved, speedup
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model

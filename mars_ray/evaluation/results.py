@@ -4,7 +4,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mars_ray.errors import DataError
+from mars_ray.errors import DataError, problems_of
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_file
 
@@ -143,6 +143,5 @@ def read_model(path: AnyPath, kind: type[T]) -> T:
     except OSError as error:
         reason = error.strerror
     except ValidationError as error:
-        details = error.errors()[0]
-        reason = " ".join([*map(str, details["loc"]), details["msg"]])
+        reason = problems_of(error)
     raise DataError(f"{path} is not a file of an evaluation: {reason}. Give another output folder.")

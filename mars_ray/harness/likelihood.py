@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from mars_ray.evaluation.scoring.agreement import batches_of_like_length, plain_attention
+from mars_ray.evaluation.agreement import batches_of_like_length, plain_attention
 from mars_ray.method.logits import logits_at
 from mars_ray.progress import ProgressLine
 

@@ -11,6 +11,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
+
+import typer
 
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
 from mars_ray.storage.location import AnyPath, check_reachable, locate
@@ -21,6 +24,9 @@ TRACE_SUFFIX = ".csv.gz"
 COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 TOKENS_MAX = 10_000_000
 """Maximum accepted token count."""
+
+TraceSpeed = Annotated[float, typer.Option(help="Speed of the replay, relative to the trace.")]
+OutputScale = Annotated[float, typer.Option(help="Factor for the answer lengths in the trace.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,16 @@ class Poisson:
             yield now_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Factors that scale a trace to the capacity of a machine."""
+
+    speed: float = 1.0
+    """Factor by which arrivals are sped up."""
+    prompt: float = 1.0
+    output: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class TraceRow:
     """One request of a trace."""
@@ -45,6 +61,14 @@ class TraceRow:
     """Seconds since the first request."""
     context_tokens: int
     generated_tokens: int
+
+    def scaled(self, scales: Scales) -> "TraceRow":
+        """Return the scaled request, with at least one token each of prompt and answer."""
+        return TraceRow(
+            self.arrival_s / scales.speed,
+            max(1, math.floor(self.context_tokens * scales.prompt + 0.5)),
+            max(1, math.floor(self.generated_tokens * scales.output + 0.5)),
+        )
 
 
 def parse_trace(text: str) -> Poisson | AnyPath:

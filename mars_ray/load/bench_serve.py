@@ -12,19 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
-from mars_ray.load.arrivals import Poisson, parse_trace, read_trace
+from mars_ray.load.arrivals import OutputScale, Poisson, Scales, TraceSpeed, parse_trace, read_trace
 from mars_ray.load.client import RESERVED, TIMEOUT_S, ListedModel, Target, find_model, parse_url
 from mars_ray.load.generator import run_load
-from mars_ray.load.plan import LoadPlan, Scales, closed_loop, poisson, replay
-from mars_ray.load.prompts import bundled_prompts
-from mars_ray.load.record import RequestOutcome, RequestRecord
-from mars_ray.load.report import samples, show_summary
-from mars_ray.load.slo import RequestSlo, parse_slo
-from mars_ray.load.summary import summarize
+from mars_ray.load.plan import LoadPlan, bundled_prompts, closed_loop, poisson, replay
+from mars_ray.load.record import RequestOutcome, RequestRecord, RequestSlo, Slo, parse_slo
+from mars_ray.load.summary import samples, show_summary, summarize
 from mars_ray.measure import machine
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath
@@ -38,33 +37,56 @@ NUMBER_MAX = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Options of `mars-ray bench serve`."""
+    """Options of `mars-ray bench serve`, which the command line reads from these fields."""
 
-    url: str
-    model: str | None = None
-    """Model name; None means the first model that the endpoint lists."""
-    api_key: str | None = field(default=None, repr=False)
-    trace: str | None = None
-    """"poisson:RATE", a trace file, or None for a closed loop."""
-    clients: int | None = None
-    """Maximum number of requests in flight. None means 1 in a closed loop and no limit in an open loop."""
-    requests: int | None = None
-    duration: float | None = None
-    """Number of seconds during which requests are sent."""
-    stream: bool = True
-    prompts: Path | None = None
-    """Prompt file; None uses the bundled prompts."""
-    max_tokens: int | None = None
-    """Maximum number of tokens per answer; None means `MAX_TOKENS`, or the lengths in the trace file."""
-    extra_body: str = "{}"
-    """JSON object with additional fields for every request."""
-    speed: float = 1.0
-    prompt_scale: float = 1.0
-    output_scale: float = 1.0
-    slo: tuple[str, ...] = ()
-    seed: int = 0
-    timeout: float = TIMEOUT_S
-    """Time limit in seconds for one request."""
+    url: Annotated[str, typer.Option(help="OpenAI-compatible endpoint.")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, typer.Option(help="Model name. Default: the first model that the endpoint lists.")] = (
+        None
+    )
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OPENAI_API_KEY",
+            help="Bearer token. Prefer the environment variable, because other users can see options in ps.",
+        ),
+    ] = field(default=None, repr=False)
+    trace: Annotated[
+        str | None,
+        typer.Option(help="'poisson:RATE' per second, or an Azure trace .csv.gz. Default: a closed loop of --clients."),
+    ] = None
+    clients: Annotated[
+        int | None, typer.Option(help="Maximum number of requests in flight. Default: 1, or no limit with --trace.")
+    ] = None
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of requests. Default: all of a trace file; without one, 100 or as --duration allows."
+        ),
+    ] = None
+    duration: Annotated[float | None, typer.Option(help="Number of seconds during which requests are sent.")] = None
+    stream: Annotated[bool, typer.Option(help="Stream answers. TTFT is measured only with streaming.")] = True
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL or parquet with 'prompt' or 'messages'. Default: bundled prompts.")
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Maximum number of tokens per answer. Default: 128, or the lengths in the trace file."),
+    ] = None
+    extra_body: Annotated[
+        str, typer.Option(help="""Additional fields for every request, such as '{"threshold": 0.9}'.""")
+    ] = "{}"
+    speed: TraceSpeed = 1.0
+    prompt_scale: Annotated[
+        float,
+        typer.Option(
+            help="Factor for the prompt lengths in the trace, which count as words. Replies report the true token "
+            "counts."
+        ),
+    ] = 1.0
+    output_scale: OutputScale = 1.0
+    slo: Slo = ()
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and prompts.")] = 0
+    timeout: Annotated[float, typer.Option(help="Time limit in seconds for one request.")] = TIMEOUT_S
 
     def __post_init__(self) -> None:
         for name in ("clients", "requests", "max_tokens"):
@@ -177,29 +199,21 @@ async def _measure(
         extra_body=extra_body,
     )
     with ProgressLine("requests", total=plan.total) as progress, _ctrl_c() as stop:
-        outcomes = _OutcomeProgress(progress)
+        counts = Counter[RequestOutcome]()
+
+        def show_progress(record: RequestRecord) -> None:
+            counts[record.outcome] += 1
+            progress.update(counts.total(), {outcome.value: count for outcome, count in counts.items()})
+
         records = await run_load(
             target,
             plan.requests,
             clients=options.clients or (1 if options.trace is None else None),
             duration_s=options.duration,
             stop=stop,
-            on_record=outcomes.update,
+            on_record=show_progress,
         )
     return records, model, stop.is_set()
-
-
-class _OutcomeProgress:
-    """Progress line with the number of requests by outcome."""
-
-    def __init__(self, progress: ProgressLine) -> None:
-        self._progress = progress
-        self._counts = Counter[RequestOutcome]()
-
-    def update(self, record: RequestRecord) -> None:
-        """Count a request."""
-        self._counts[record.outcome] += 1
-        self._progress.update(self._counts.total(), {outcome.value: count for outcome, count in self._counts.items()})
 
 
 @contextmanager

@@ -15,8 +15,7 @@ import aiohttp
 
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.record import PlannedRequest, RequestOutcome
-from mars_ray.load.reply import ReplyRecorder, one_line
-from mars_ray.load.sse import SseParser
+from mars_ray.load.reply import ReplyRecorder, SseParser, one_line
 
 TIMEOUT_S = 300.0
 PROBE_TIMEOUT_S = 10.0

@@ -1,28 +1,46 @@
-"""Plan the requests of a load in order of arrival: lazily, and reproducibly for a given seed."""
+"""Plan the requests of a load in order of arrival: lazily, and reproducibly for a given seed.
 
-import math
+Prompts are real text, because the speed of decoding depends on how well the model predicts its answers.
+"""
+
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import islice
+from pathlib import Path
 
 from mars_ray.data.prompt_file import Conversation
 from mars_ray.errors import ConfigError
-from mars_ray.load.arrivals import Poisson, TraceRow
-from mars_ray.load.prompts import Texts, conversations
+from mars_ray.load.arrivals import Poisson, Scales, TraceRow
 from mars_ray.load.record import PlannedRequest
 
 PROMPT_WORDS_MAX = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scales:
-    """Factors that scale a trace to the capacity of a machine."""
+def bundled_prompts() -> Path:
+    """Return the path of the prompt file in the package."""
+    return Path(str(files("mars_ray") / "assets" / "prompts.jsonl"))
 
-    speed: float = 1.0
-    """Factor by which arrivals are sped up."""
-    prompt: float = 1.0
-    output: float = 1.0
+
+def conversations(prompts: Sequence[Conversation], random_source: random.Random) -> Iterator[Conversation]:
+    """Yield prompts endlessly, in shuffled passes over all of them."""
+    while True:
+        yield from random_source.sample(prompts, len(prompts))
+
+
+class Texts:
+    """Source of texts of any length, made of prompts in random order."""
+
+    def __init__(self, prompts: Sequence[Conversation], random_source: random.Random) -> None:
+        self._drawn = conversations(prompts, random_source)
+
+    def of(self, words: int) -> str:
+        """Return the next text, which has `words` words."""
+        collected: list[str] = []
+        while len(collected) < words:
+            collected += " ".join(message["content"] for message in next(self._drawn)).split()
+        return " ".join(collected[:words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +92,9 @@ def replay(
     Prompts have one word per prompt token of the trace, multiplied by `scales.prompt`. To correct the ratio of tokens
     to words, compare with the true token counts in the usage of the replies.
     """
-    selected_rows = [row for row in rows[:requests] if duration_s is None or row.arrival_s / scales.speed < duration_s]
-    longest = max(_scaled(row.context_tokens, scales.prompt) for row in selected_rows)
+    scaled_rows = [row.scaled(scales) for row in rows[:requests]]
+    selected_rows = [row for row in scaled_rows if duration_s is None or row.arrival_s < duration_s]
+    longest = max(row.context_tokens for row in selected_rows)
     if longest > PROMPT_WORDS_MAX:
         raise ConfigError(
             f"prompt_scale is {scales.prompt}; it makes a prompt of {longest:,} words; the limit is"
@@ -85,19 +104,13 @@ def replay(
     def planned() -> Iterator[PlannedRequest]:
         texts = Texts(prompts, _random(seed, "prompts"))
         for row in selected_rows:
-            text = texts.of(_scaled(row.context_tokens, scales.prompt))
-            tokens = _scaled(row.generated_tokens, scales.output)
             yield PlannedRequest(
-                messages=({"role": "user", "content": text},),
-                max_tokens=tokens if max_tokens is None else min(tokens, max_tokens),
-                scheduled_s=row.arrival_s / scales.speed,
+                messages=({"role": "user", "content": texts.of(row.context_tokens)},),
+                max_tokens=min(row.generated_tokens, max_tokens or row.generated_tokens),
+                scheduled_s=row.arrival_s,
             )
 
     return LoadPlan(planned(), len(selected_rows))
-
-
-def _scaled(tokens: int, scale: float) -> int:
-    return max(1, math.floor(tokens * scale + 0.5))
 
 
 def _random(seed: int, purpose: str) -> random.Random:

@@ -12,8 +12,17 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mars_ray.errors import ConfigError
-from mars_ray.machines.figures import EFFICIENCIES, GPUS, NETWORKS, Efficiency, Gpu, Network
-from mars_ray.machines.step_model import MEMORY_SHARE, StepModel, Weights
+from mars_ray.machines.step_model import (
+    EFFICIENCIES,
+    GPUS,
+    MEMORY_SHARE,
+    NETWORKS,
+    Efficiency,
+    Gpu,
+    Network,
+    StepModel,
+    Weights,
+)
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 DEFAULT_EFFICIENCY = "vllm"

@@ -2,20 +2,111 @@
 
 A step reads all weights and the cache of its sequences once, and computes with every weight at every position. The step
 takes as long as the slower of reading and computing, divided by the efficiency, plus an overhead. Attention's own
-operations are left out: at 1,000 tokens a sequence they add 3 % to the operations of Qwen2.5-7B.
+operations are left out: at 1,000 tokens a sequence they add 3 % to the operations of Qwen2.5-7B. The known GPUs,
+networks and efficiencies are listed in `figures.yaml`, each with its source.
 """
 
 from dataclasses import dataclass
+from importlib.resources import files
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from mars_ray.machines.figures import Efficiency, Gpu, Network
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
 
+PAPER_BLOCK = 4
+PAPER_SOURCE = "arXiv 2604.07023, Qwen2.5-7B, block 4, GSM8K"
 Weights = Literal["bf16", "fp8"]
 BYTES = MappingProxyType({"bf16": 2, "fp8": 1})
 """Bytes that one parameter takes."""
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory that weights and cache may fill; the default of vLLM."""
+
+
+class _Figures(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Gpu(_Figures):
+    """A GPU, described by the figures in its data sheet."""
+
+    memory_gb: float = Field(gt=0, le=10_000)
+    bandwidth_gb_per_s: float = Field(gt=0, le=1_000_000)
+    bf16_tflops: float = Field(gt=0, le=1_000_000)
+    """Rate for 16-bit weights in 10^12 operations per second, without sparsity."""
+    fp8_tflops: float | None = Field(None, gt=0, le=1_000_000)
+    """Rate for 8-bit weights in 10^12 operations per second, without sparsity; None if the GPU has no such rate."""
+    dollars_per_hour: float = Field(gt=0, le=100_000)
+    """Price of one hour. Sellers differ, so this is only a default: the middle of the range of prices in mid-2026."""
+    source: str = ""
+    """Address of the data sheet."""
+
+
+class Network(_Figures):
+    """The shape of a network."""
+
+    billion_parameters: float = Field(gt=0, le=10_000)
+    layers: int = Field(ge=1, le=10_000)
+    key_heads: int = Field(ge=1, le=10_000)
+    head_size: int = Field(ge=1, le=10_000)
+    max_model_len: int = Field(ge=2, le=100_000_000)
+    """Maximum number of tokens in one sequence, prompt and answer together."""
+    source: str = ""
+    """Address of the network's configuration."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that a token takes in the KV cache, in bf16."""
+        return 2 * self.layers * self.key_heads * self.head_size * 2
+
+
+class Efficiency(_Figures):
+    """The share of a GPU's speed that an engine reaches, and the time that the engine adds to a step."""
+
+    share: float = Field(gt=0, le=1)
+    """Share of the GPU's bandwidth and rate that a step reaches."""
+    overhead_ms: float = Field(ge=0, le=10_000)
+    """Milliseconds added to every step."""
+    seq_ms: float = Field(ge=0, le=1_000)
+    """Milliseconds that each decoding sequence adds to a step."""
+    source: str = ""
+    """Measurements that the figures were fitted to."""
+
+
+class _Known(_Figures):
+    """The content of `figures.yaml`, by name."""
+
+    gpus: dict[str, Gpu]
+    networks: dict[str, Network]
+    efficiencies: dict[str, Efficiency]
+
+
+_KNOWN = _Known.model_validate(yaml.safe_load((files("mars_ray") / "machines" / "figures.yaml").read_text()))
+GPUS = MappingProxyType(_KNOWN.gpus)
+NETWORKS = MappingProxyType(_KNOWN.networks)
+EFFICIENCIES = MappingProxyType(_KNOWN.efficiencies)
+
+
+class PaperPoint(NamedTuple):
+    """Published figures at one threshold."""
+
+    threshold: float
+    tokens_per_forward: float
+    """Measured without verification: a forward gives one token, plus the tokens at masks whose confidence reaches the
+    threshold."""
+    accuracy: float
+
+
+PAPER_CURVE = (
+    PaperPoint(1.0, 1.00, 0.732),
+    PaperPoint(0.95, 1.79, 0.710),
+    PaperPoint(0.9, 1.96, 0.703),
+    PaperPoint(0.8, 2.19, 0.677),
+    PaperPoint(0.7, 2.37, 0.638),
+    PaperPoint(0.6, 2.55, 0.603),
+    PaperPoint(0.5, 2.77, 0.560),
+)
+"""Published figures, from the highest threshold downwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Turn a config.json into the configuration of a decoder that transformers supports.
 
 In:    the JSON object.
-Out:   a configuration without names of code, weight files or kernels.
+Out:   a configuration without names of code, weight files or kernels, and without a dtype.
 Never: runs remote code. Entries that request it are left out, and a model that needs them is refused.
 """
 
@@ -42,12 +42,13 @@ _OF_THE_CLASS = frozenset({"architectures", "model_type"})
 _PARTS = frozenset({"text_config", "decoder", "generator", "text_encoder"})
 """Parts in which transformers looks for the sizes of the decoder. A part is omitted from the configuration if the class
 does not have it."""
-_NAMES_CODE = re.compile(
+_LEFT_OUT = re.compile(
     r"auto_map|trust_remote_code"  # code in the folder
     r"|transformers_weights"  # a weight file other than the checked one
     r"|\w*_implementation(_internal)?|use_(hub_)?kernels?|\w*kernel_config"  # a kernel to fetch from a hub
     r"|fusion_config|distributed_config|\w*quantization_config"  # rewrite layers
     r"|custom_pipelines?|custom_generate"  # code in the folder
+    r"|(torch_)?dtype"  # `ResolvedModel.dtype` decides; processes without torch could not unpickle a dtype of torch
 )
 """Entries to leave out at any depth, because parts of a configuration are configurations, too."""
 
@@ -90,7 +91,7 @@ def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
 
 def _without_code(part: Any) -> Any:
     if isinstance(part, dict):
-        return {name: _without_code(value) for name, value in part.items() if not _NAMES_CODE.fullmatch(name)}
+        return {name: _without_code(value) for name, value in part.items() if not _LEFT_OUT.fullmatch(name)}
     return [_without_code(value) for value in part] if isinstance(part, list) else part
 
 

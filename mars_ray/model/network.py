@@ -12,7 +12,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrain
 
 from mars_ray.errors import ModelError
 from mars_ray.model.folder import ResolvedModel
-from mars_ray.model.weights import count_parameters
 
 SPARE_NUMBERS = 1 << 26
 """Loading is attempted even if this many weights are missing, because the error after loading can name them."""
@@ -68,7 +67,7 @@ def _check_memory(network_class: Any, model: ResolvedModel) -> None:
         network = network_class(model.config)
     network.tie_weights()
     needed = sum(parameter.numel() for parameter in network.parameters())
-    held = count_parameters(model.folder).total()
+    held = model.parameters.total()
     if needed > 2 * held + SPARE_NUMBERS:
         raise ModelError(
             f"{model.folder}: config.json requires {needed:,} weights, but the files hold {held:,}. Download "

@@ -3,7 +3,9 @@
 An existing folder has precedence over a name on a hub. `check_folder` checks the contents of the folder.
 """
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from reprlib import repr as shortened
@@ -13,7 +15,6 @@ from pydantic import BeforeValidator
 from upath import UPath
 
 from mars_ray.errors import ModelError, did_you_mean
-from mars_ray.model.sources.hub import cached_names, download, hub_name_of, parse_hub_name
 from mars_ray.model.sources.node_cache import NODE_URL
 from mars_ray.model.sources.store import fetched_from_store
 from mars_ray.storage.location import FILE_URL, AnyPath, is_url
@@ -24,6 +25,33 @@ WHAT_TO_GIVE = (
     f"{BUNDLED!r}, {SMOLLM2!r}, a folder, a .gguf file, a URL of either, "
     "or organisation/name of a hub, optionally with @revision"
 )
+_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model on a hub: `organisation/name`, and a branch, tag or commit, where None means the newest commit."""
+
+    repository: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
+
+def parse_hub_name(name: str) -> HubName | None:
+    """Parse `organisation/name` or `organisation/name@revision`; return None for any other text."""
+    match = _NAME.fullmatch(name)
+    return HubName(match["repository"], match["revision"]) if match else None
+
+
+def hub_name_of(folder: Path) -> HubName | None:
+    """Return the model and commit of a folder in the cache, or None for any other folder."""
+    snapshots = folder.parent
+    repository = snapshots.parent.name.split("--")
+    if snapshots.name != "snapshots" or repository[0] != "models" or len(repository) < 3:
+        return None
+    return HubName(f"{repository[1]}/{'--'.join(repository[2:])}", folder.name)
 
 
 def as_name(value: object) -> object:
@@ -69,12 +97,15 @@ def resolve_model(name: str | AnyPath) -> Path:
     hub_name = parse_hub_name(name)
     if hub_name is None:
         raise ModelError(f"unknown model {name!r}: give {WHAT_TO_GIVE}{_hint(path)}")
+    from mars_ray.model.sources.hub import cached_names, download
+
     # The name may be a misspelt folder, so the hint also considers folders.
     return download(hub_name, _hint(path, cached_names()))
 
 
-def pin(name: str, folder: Path) -> str:
+def pin(name: str | AnyPath, folder: Path) -> str:
     """Return `name`, followed by the downloaded commit if the model is from a hub; `folder` is the model's folder."""
+    name = str(as_name(name))
     hub_name = hub_name_of(folder.absolute()) if is_hub_name(name) else None
     return str(hub_name or name)
 

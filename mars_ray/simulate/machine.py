@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from mars_ray.control.control_settings import interpolate_quality
 from mars_ray.engine.stats.profile import Lookahead, ProfilePoint, autoregressive, interpolate
 from mars_ray.engine.stats.step_time import StepTime
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, problems_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -107,6 +107,4 @@ def read_machine(path: Path | None) -> Machine:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a machine file.") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(f"{path} is not a machine file: {field}: {first['msg']}.") from error
+        raise ConfigError(f"{path} is not a machine file: {problems_of(error)}.") from error

@@ -17,9 +17,8 @@ from scipy.optimize import brentq
 from mars_ray.engine.stats.profile import Profile, ProfilePoint, look_ahead
 from mars_ray.engine.stats.step_time import StepTime, StepWork, fit
 from mars_ray.errors import ConfigError
-from mars_ray.machines.paper_curve import PAPER_BLOCK, PAPER_CURVE, PAPER_SOURCE
 from mars_ray.machines.registry import step_model
-from mars_ray.machines.step_model import StepModel
+from mars_ray.machines.step_model import PAPER_BLOCK, PAPER_CURVE, PAPER_SOURCE, StepModel
 from mars_ray.model.card import Card, read_card
 from mars_ray.simulate.machine import Machine, read_machine
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.errors import EmptyDataError
-from mars_ray.load.slo import RequestSlo
+from mars_ray.load.record import RequestSlo
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine
 from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics

@@ -10,18 +10,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from mars_ray.errors import ConfigError, OutputError
+from mars_ray.errors import OutputError
 from mars_ray.simulate.metrics import SecondMetrics
 from mars_ray.simulate.plan import PlanRow
 
 POINTS = 600
-SUFFIXES = (".png", ".svg", ".pdf")
-
-
-def check_plot(path: Path) -> None:
-    """Raise a `ConfigError` for a file format that is not supported."""
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"plot is {path}; give a file that ends in {', '.join(SUFFIXES)}.")
 
 
 def plot(path: Path, title: str, seconds: Sequence[SecondMetrics], e2e_ms: float | None) -> None:

@@ -1,7 +1,7 @@
 """Simulate a cluster: requests pass a router, queues and engines; the real `Controller` sets thresholds and replicas.
 
-The same seed gives the same result. Data flows through the modules in this order: `arrivals` → `queues` → `fleet` →
-`reports` → the controller → `scaling`. `recorder` records the figures.
+The same seed gives the same result. Data flows in this order: `arrivals` → `Queues` of a `fleet` → `Reports` of
+`replicas` → the controller → `Replicas`. `SimulationRecorder` of `metrics` records the figures.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,13 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.policies.policy import Policy
 from mars_ray.errors import ConfigError
-from mars_ray.load.slo import RequestSlo
+from mars_ray.load.record import RequestSlo
 from mars_ray.simulate.arrivals import Arrivals
+from mars_ray.simulate.fleet import Floats, Ints
 from mars_ray.simulate.fluid_fleet import FluidFleet
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics
-from mars_ray.simulate.queues import Floats, Ints
-from mars_ray.simulate.recorder import SimulationRecorder
-from mars_ray.simulate.reports import Reports
-from mars_ray.simulate.scaling import Replicas, Scaling
+from mars_ray.simulate.metrics import SecondMetrics, SimulationMetrics, SimulationRecorder
+from mars_ray.simulate.replicas import Replicas, Reports, Scaling
 from mars_ray.simulate.stepped_fleet import SteppedFleet
 
 REPORTING = 16

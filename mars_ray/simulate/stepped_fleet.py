@@ -18,9 +18,8 @@ import numpy as np
 from mars_ray.engine.scheduling.scheduler import DECODE_TOKENS
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.stats.block_choice import CHOOSE_EVERY
-from mars_ray.simulate.fleet import Fleet
+from mars_ray.simulate.fleet import PROMPT, Fleet, Floats, Ints
 from mars_ray.simulate.machine import Machine
-from mars_ray.simulate.queues import PROMPT, Floats, Ints
 
 DRAWN = 65536
 """Random numbers that are drawn at once."""
@@ -281,26 +280,18 @@ class SteppedFleet(Fleet):
 
     def _end(self, replica: int, engine: _Engine, ending: Ints) -> Floats:
         """Free the slots of sequences that end; return them in the form that `advance` returns."""
+        classes = len(engine.running_C)
         of_class_S = engine.class_R[ending]
-        tokens_S = engine.total_R[ending]
-        arrival_S = engine.arrival_R[ending]
-        first_S = engine.first_R[ending]
+        ends_S = np.full(len(ending), engine.ends_s)
+        requests = np.array([engine.arrival_R[ending], engine.first_R[ending], ends_S, engine.total_R[ending]])
+        self._count_ended(replica * classes + of_class_S, requests)
         engine.kv_tokens -= float(engine.length_R[ending].sum())
-        ended_C = np.bincount(of_class_S, minlength=len(engine.running_C))
-        engine.running_C = (np.array(engine.running_C) - ended_C).tolist()
-        self.held_NC[replica] -= ended_C
-        self.ended_NC[replica] += ended_C
-        self.in_flight_N[replica] -= len(ending)
-        self.ended_tokens_NC[replica] += np.bincount(of_class_S, tokens_S, len(engine.running_C))
-        several_S = tokens_S > 1
-        if replica < self._watched and several_S.any():
-            pace_S = (engine.ends_s - first_S[several_S]) / (tokens_S[several_S] - 1)
-            self.paces.append((np.full(len(pace_S), replica), pace_S))
+        engine.running_C = (np.array(engine.running_C) - np.bincount(of_class_S, minlength=classes)).tolist()
         stay = np.delete(np.arange(engine.count), ending)
         for column in engine.columns:
             column[: len(stay)] = column[stay]
         engine.count = len(stay)
-        return np.array([arrival_S, first_S, np.full(len(ending), engine.ends_s), tokens_S])
+        return requests
 
     def _draw(self, count: int) -> Ints:
         """Return random numbers from 0 to `LEVELS` - 1."""

@@ -12,7 +12,6 @@ writes (HDFS, or an S3 server that ignores `If-None-Match`) may lose one of two 
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import NamedTuple, Protocol
 from mars_ray.errors import DataError, OutputError
 from mars_ray.storage.location import AnyPath, store_errors
 from mars_ray.storage.private import private_folder
-from mars_ray.storage.whole_file import create_object
+from mars_ray.storage.whole_file import create_file, replace_file
 
 Version = tuple[int, ...]
 """Identifies a version: any change of the document changes it."""
@@ -29,6 +28,7 @@ KEPT_VERSIONS = 16
 KEPT_S = 86400.0
 """Seconds for which old versions are kept at least. A writer that needs longer than this to write could otherwise
 create a version whose number was used before."""
+OWNER_ONLY = 0o600
 _NAME = re.compile(r"\d{10}\.json")
 _READ_ADVICE = "Check the path, and access to it."
 _WRITE_ADVICE = "Nothing was changed."
@@ -92,13 +92,7 @@ class FileDocument:
         with store_errors(file, OutputError, "Cannot write", _WRITE_ADVICE), _locked(file):
             if self.version() != version:
                 return False
-            partial = _partial_file(file, data)
-            try:
-                partial.replace(file)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-            _sync(file.parent)  # the new name must survive a power cut, or a revoked key could come back
+            replace_file(file, [data], mode=OWNER_ONLY)  # durably, or a revoked key could come back
         return True
 
 
@@ -127,7 +121,9 @@ class VersionedDocument:
         path = self._folder / f"{(version or (0,))[0] + 1:010}.json"
         with store_errors(self._folder, OutputError, "Cannot write to", _WRITE_ADVICE):
             # After a lost reply the store's client tries again and finds the object that it has created.
-            created = _create(path, data) or path.read_bytes() == data
+            if isinstance(path, Path):
+                private_folder(path.parent)
+            created = create_file(path, data, mode=OWNER_ONLY) or path.read_bytes() == data
         if created:
             with suppress(Exception):  # the next change prunes again
                 self._prune()
@@ -153,44 +149,6 @@ class VersionedDocument:
 
 def _number(name: str) -> int:
     return int(name.partition(".")[0])
-
-
-def _create(path: AnyPath, data: bytes) -> bool:
-    """Create a file or an object durably unless it exists, and return whether it was created."""
-    if not isinstance(path, Path):
-        return create_object(path, data)
-    partial = _partial_file(private_folder(path.parent) / path.name, data)
-    try:
-        path.hardlink_to(partial)
-    except FileExistsError:
-        return False
-    finally:
-        partial.unlink()
-    _sync(path.parent)
-    return True
-
-
-def _partial_file(file: Path, data: bytes) -> Path:
-    """Write `data` durably to a new file next to `file` that only its owner can read, and return its path."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    partial = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    return partial
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

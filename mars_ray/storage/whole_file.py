@@ -19,7 +19,7 @@ def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
     written."""
     with store_errors(path.parent, RunError, "Cannot write to", WRITE_ADVICE):
         if isinstance(path, Path):
-            _to_disk(path, parts)
+            replace_file(path, parts)
         else:  # an object appears only after its upload is complete
             path.fs.pipe_file(path.path, b"".join(parts))
 
@@ -54,23 +54,20 @@ def write_folder(target: AnyPath, write: Callable[[Path], object], *, last: str)
                 target.fs.put_file(str(path), (target / path.relative_to(folder).as_posix()).path)
 
 
-def create_file(path: AnyPath, content: bytes) -> bool:
+def create_file(path: AnyPath, content: bytes, *, mode: int = 0o666) -> bool:
     """Durably create a file unless it exists, and return whether it was created.
 
-    The file appears whole. Its folder must exist on a disk. Raises the errors of the disk or of the store's client.
+    The file appears whole. On a disk its folder must exist, and `mode` limits its permissions. Raises the errors of the
+    disk or of the store's client.
     """
     if not isinstance(path, Path):
         return create_object(path, content)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            path.hardlink_to(partial)  # unlike a rename, a link never replaces a file
-        except FileExistsError:
-            return False
+        _write(partial, [content], mode)
+        path.hardlink_to(partial)  # unlike a rename, a link never replaces a file
+    except FileExistsError:
+        return False
     finally:
         partial.unlink(missing_ok=True)
     _sync_folder(path.parent)
@@ -90,18 +87,27 @@ def create_object(path: UPath, content: bytes) -> bool:
     return True
 
 
-def _to_disk(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
+    """Durably replace a file on a disk. Raises the errors of the disk. One process at a time may call it."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    try:
+        _write(partial, parts, mode)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)  # the new name must survive a power cut
+
+
+def _write(path: Path, parts: Iterable[bytes | memoryview], mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
-    _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:
-    """Make new names in a folder durable."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

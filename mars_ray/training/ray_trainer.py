@@ -29,9 +29,9 @@ from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError, check_kind
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import resolve_dtype
+from mars_ray.model.folder import count_parameters
 from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
-from mars_ray.model.weights import count_parameters
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
 from mars_ray.storage.location import AnyPath

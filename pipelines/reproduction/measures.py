@@ -23,8 +23,7 @@ from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.evaluation.calibration.counts import count_answers, is_right, total_of
-from mars_ray.evaluation.calibration.prompts import CalibrationPrompt, family_prompts
+from mars_ray.evaluation.calibration import CalibrationPrompt, count_answers, family_prompts, is_right, total_of
 from mars_ray.measure import Sample, interleaved, throughput
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint

@@ -41,7 +41,8 @@ any_rows = st.lists(st.dictionaries(names, values), max_size=8)
 def surveyed(*parts: Rows) -> ColumnKinds:
     survey = Survey()
     for part in parts:
-        survey.add(json.dumps(row).encode() for row in part)
+        for row in part:
+            survey.add(json.dumps(row).encode())
     return survey.kinds
 
 
@@ -186,15 +187,16 @@ def test_logprobs_have_a_type_of_their_own() -> None:
 
 def test_what_is_no_object_is_a_row_too() -> None:
     survey = Survey()
-    survey.add([b"no json", b"[1]", b'{"a": 1}'])
+    assert [survey.add(raw) for raw in (b"no json", b"[1]", b'{"a": 1}')] == [None, None, {"a": 1}]
     assert (survey.rows, survey.kinds) == (3, {"a": ["int"]})
 
 
 def test_rows_with_ever_new_columns_are_refused_with_the_bound() -> None:
     survey = Survey()
-    survey.add(json.dumps({f"column {number}": 1}).encode() for number in range(COLUMNS_MAX))
+    for number in range(COLUMNS_MAX):
+        survey.add(json.dumps({f"column {number}": 1}).encode())
     with pytest.raises(DataError, match="more than 1000 different columns"):
-        survey.add([b'{"one more": 1}'])
+        survey.add(b'{"one more": 1}')
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])

@@ -7,7 +7,7 @@ import pytest
 from mars_ray.batch.run.engine_plan import batch_plan
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import FLOOR, ControlSettings
-from mars_ray.control.policies.bounds import bounds_of
+from mars_ray.control.policies.policy import bounds_of
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import read_card, write_card
 from tests.factories.cards import calibration_point, model_card

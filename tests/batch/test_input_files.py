@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
-from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.output.folder import open_output
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.batch.run.input_files import JobInput, find_input
 from mars_ray.errors import DataError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.output.folder import open_output
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.live_stats import LiveStats, engine_name, worker_of
 from mars_ray.control.core.status import ReplicaStatus

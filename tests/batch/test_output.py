@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from mars_ray.batch.output import folder as module
 from mars_ray.batch.output import ledger
-from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.folder import OutputFolder, open_output
 from mars_ray.batch.output.ledger import LEDGER, Ledger, undone
-from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 from tests.factories.rows import row_result
@@ -188,7 +187,7 @@ import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from tests.factories.rows import row_result
-from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.output.folder import open_output
 from mars_ray.errors import RunError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))

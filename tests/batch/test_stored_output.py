@@ -10,8 +10,7 @@ import pytest
 from upath import UPath
 
 from mars_ray.batch.output import folder, job_log
-from mars_ray.batch.output.folder import OutputFolder
-from mars_ray.batch.output.open_output import LOG, open_output
+from mars_ray.batch.output.folder import LOG, OutputFolder, open_output
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage import driver_lease
 from mars_ray.storage.whole_file import create_object

@@ -60,7 +60,8 @@ def check_rows(row_format: PlainFormat, raws: list[bytes]) -> pa.Table:
     rows = [row_format.parse("a", raw) for raw in raws]
     assert [row.request for row in rows] == plain
     survey = Survey()
-    survey.add(raws)
+    for raw in raws:
+        survey.add(raw)
     texts = [as_json(record) for row in rows for record in row_format.output_records(row, [ANSWER])]
     table = table_of(texts, survey.kinds)
     assert table.schema == output_schema(survey.kinds)

@@ -18,8 +18,7 @@ from upath import UPath
 
 from mars_ray.batch.output import folder as module
 from mars_ray.batch.output import job_log
-from mars_ray.batch.output.folder import FileFormat, OutputFolder
-from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.output.folder import FileFormat, OutputFolder, open_output
 from mars_ray.batch.rows.columns import Survey, output_schema
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import RunError
@@ -47,7 +46,8 @@ class Killed(BaseException):
 
 def survey(rows: Input) -> Survey:
     survey = Survey()
-    survey.add(json.dumps(row).encode() for row in rows)
+    for row in rows:
+        survey.add(json.dumps(row).encode())
     return survey
 
 

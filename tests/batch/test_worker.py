@@ -36,8 +36,8 @@ class Letters:
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         return [{"id": row.id, "tokens": list(each.tokens)} for each in answers]
 
-    def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
-        return {"id": id, "reason": str(error)}
+    def error_record(self, row_id: RowId, raw: bytes, error: Exception) -> JsonRecord:
+        return {"id": row_id.id, "reason": str(error)}
 
 
 class Mortal(AsyncEngine):

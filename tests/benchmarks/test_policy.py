@@ -14,7 +14,7 @@ from benchmarks.policy.contenders import CONTENDERS
 from benchmarks.policy.tables import LOADS, ORACLE, ORACLE_LOAD, OURS
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.policies.bounds import Bounds
+from mars_ray.control.policies.policy import Bounds
 from mars_ray.errors import ConfigError
 
 

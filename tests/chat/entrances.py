@@ -22,7 +22,7 @@ from mars_ray.data.prompt_file import read_prompts
 from mars_ray.data.records import parse_record
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import InputError
-from mars_ray.evaluation.tasks.reference_file import read_references
+from mars_ray.evaluation.task_files import read_references
 from mars_ray.llm.requests import as_conversation, encode_conversation, plan_with_tools
 from mars_ray.model.folder import open_model
 from mars_ray.openai_api.api_error import ApiError

@@ -7,7 +7,7 @@ from typing import Any
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
-from mars_ray.control.replica.lease import Lease
+from mars_ray.control.core.lease import Lease
 from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.engine.stats.state import EngineState

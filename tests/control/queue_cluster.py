@@ -17,7 +17,7 @@ from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.replica_goal import GoalState, desired_replicas
 from mars_ray.control.demand import JUMP_S, JUMP_SIGMAS, RATE_S
 from mars_ray.serve.replicas.prefix_routing import SLACK
-from mars_ray.simulate.scaling import Replicas, Scaling
+from mars_ray.simulate.replicas import Replicas, Scaling
 from tests.control.control_samples import SPEED, load_of, requests_at, wanted
 
 FULL = requests_at(1.0)

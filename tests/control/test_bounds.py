@@ -1,7 +1,7 @@
 """What the start of `serve` says of how low thresholds may go."""
 
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.policies.bounds import bounds_of, describe_bounds
+from mars_ray.control.policies.policy import bounds_of, describe_bounds
 from mars_ray.engine.service_class import ServiceClass
 
 

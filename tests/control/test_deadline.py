@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.cluster_load import Backlog, BatchJobState, ClusterLoad
-from mars_ray.control.policies.bounds import bounds_of
 from mars_ray.control.policies.deadline import DEADLINE, DeadlineState
-from mars_ray.control.policies.policy import Decision
+from mars_ray.control.policies.policy import Decision, bounds_of
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ReportError
 from tests.control.control_samples import SPEED, load_of, plan_of, wanted

@@ -16,8 +16,8 @@ import pytest
 
 from mars_ray.control.control_settings import ControlPlan, ControlSettings, PolicyName, SloSettings
 from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.lease import Lease
 from mars_ray.control.demand import RATE_S
-from mars_ray.control.replica.lease import Lease
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ReportError

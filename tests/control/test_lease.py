@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.control.replica.lease import REPORTS_KEPT, Lease
+from mars_ray.control.core.controller import SteadyClock
+from mars_ray.control.core.lease import REPORTS_KEPT, Lease
 from mars_ray.control.replica_messages import Directive
-from mars_ray.control.steady_clock import SteadyClock
 from tests.control.control_samples import class_state, engine_state, plan_of
 from tests.factories.clock import Clock
 

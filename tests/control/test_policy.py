@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan, ControlSettings, PolicyName, SloSettings
 from mars_ray.control.demand import ClassDemand
-from mars_ray.control.policies.bounds import Bounds, bounds_of
-from mars_ray.control.policies.capacity import CAPACITY, GAIN_PER_S, LatencyState
+from mars_ray.control.policies.capacity import (
+    CAPACITY,
+    GAIN_PER_S,
+    IN_TIME_PER_CAPACITY,
+    LatencyState,
+    aimed_tpot_s,
+    worthwhile,
+)
+from mars_ray.control.policies.policy import Bounds, bounds_of
 from mars_ray.control.policies.policy_registry import POLICIES
-from mars_ray.control.policies.worth import IN_TIME_PER_CAPACITY, aimed_tpot_s, worthwhile
 from mars_ray.engine.service_class import ServiceClass
 from tests.control.control_samples import PROFILE, SPEED, load_of, plan_of, requests_at, wanted
 

@@ -8,9 +8,9 @@ import pytest
 
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.core.batch_job import Yielding
 from mars_ray.control.core.ray_controller import BATCH, RayController, online_statuses, remove_controllers
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.control.replica.yielding import Yielding
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import UnavailableError
 from tests.control.control_samples import class_state, plan_of, report

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from mars_ray.control.core.batch_job import Yielding
 from mars_ray.control.core.overrides import Override
 from mars_ray.control.core.status import ClassStatus, ClusterStatus, ReplicaStatus
-from mars_ray.control.replica.yielding import Yielding
 from tests.control.control_samples import class_state, engine_state
 
 CLASS = ClassStatus(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.demo.race import MAX_TOKENS, Track, settings_at
 from mars_ray.demo.ray_job import SettingPace, SettingResult, notes, raced_prompts, read_rows
-from mars_ray.demo.track import MAX_TOKENS, Track, settings_at
 from tests.factories.engine import bundled_checkpoint, engine_of, request, run
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.demo.race import RacePrompt
-from mars_ray.demo.track import Track
+from mars_ray.demo.race import RacePrompt, Track
 from mars_ray.errors import ModelError
 from tests.samples import Cli
 

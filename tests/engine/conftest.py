@@ -8,7 +8,7 @@ import pytest
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.kernels.families import VARIABLE, KernelError, supported_families
-from mars_ray.evaluation.calibration.prompts import heldout_examples
+from mars_ray.evaluation.calibration import heldout_examples
 from mars_ray.model.checkpoint import Checkpoint
 from tests.factories.engine import MakeEngine, Prompts, as_unknown, bundled_checkpoint, engine_of
 

@@ -11,8 +11,8 @@ from mars_ray.evaluation.results import (
     SettingSpeed,
     SpeedMeasurement,
 )
-from mars_ray.evaluation.scoring.scores import ScoredAnswer, Scores
-from mars_ray.evaluation.tasks.registry import Question, Task
+from mars_ray.evaluation.scorer import ScoredAnswer, Scores
+from mars_ray.evaluation.tasks import Question, Task
 
 SETTINGS = ("ar", "threshold 0.9")
 

@@ -27,11 +27,17 @@ from mars_ray.data.tasks import FAMILIES, is_right_answer
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import InterruptedRunError, ModelError
-from mars_ray.evaluation.calibration.calibrate import THRESHOLDS, CalibrateOptions, calibrate
-from mars_ray.evaluation.calibration.curve import calibration_curve
-from mars_ray.evaluation.calibration.prompts import CalibrationPrompt, family_prompts, file_prompts
-from mars_ray.evaluation.scoring import agreement
-from mars_ray.evaluation.scoring.agreement import agreed_tokens
+from mars_ray.evaluation import agreement
+from mars_ray.evaluation.agreement import agreed_tokens
+from mars_ray.evaluation.calibration import (
+    THRESHOLDS,
+    CalibrateOptions,
+    CalibrationPrompt,
+    calibrate,
+    calibration_curve,
+    family_prompts,
+    file_prompts,
+)
 from mars_ray.method.reference import DecodeOptions, decode, last_logits
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint

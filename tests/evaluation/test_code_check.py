@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from mars_ray.errors import ConfigError, RunError
-from mars_ray.evaluation.scoring import code_check
-from mars_ray.evaluation.scoring.code_check import check_sandbox, passes_tests, program_of
-from mars_ray.evaluation.scoring.sandboxed_program import KEYCTL
+from mars_ray.evaluation import code_check
+from mars_ray.evaluation.code_check import check_sandbox, passes_tests, program_of
+from mars_ray.evaluation.sandboxed_program import KEYCTL
 
 PROMPT = 'import math\n\n\ndef area(r):\n    """The area of a circle."""\n'
 TEST = "def check(candidate):\n    assert round(candidate(1), 2) == 3.14\n"

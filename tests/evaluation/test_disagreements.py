@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.evaluation.scoring.disagreements import _choose, tokens_shown
+from mars_ray.evaluation.report_page import _choose, tokens_shown
 from tests.evaluation.evaluate_samples import answer, scores_of, task_of
 
 BYTES = [bytes([number]) for number in range(256)]

@@ -16,10 +16,10 @@ from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import is_right_answer
 from mars_ray.errors import ClusterError, ConfigError, DataError
+from mars_ray.evaluation.prepare import EvaluateOptions
+from mars_ray.evaluation.ray_evaluate import evaluate
 from mars_ray.evaluation.results import RESULTS_FILE, Results, read_model
-from mars_ray.evaluation.run.options import EvaluateOptions
-from mars_ray.evaluation.run.ray_evaluate import evaluate
-from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
+from mars_ray.evaluation.tasks import TaskOptions, open_tasks
 from mars_ray.method.reference import DecodeOptions, decode
 from tests.factories.engine import bundled_checkpoint
 

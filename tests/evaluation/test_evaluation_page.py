@@ -5,8 +5,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mars_ray.evaluation.report.page import charts_of, evaluate_page, pareto_front
-from mars_ray.evaluation.scoring.disagreements import Disagreement, ShownAnswer, ShownToken
+from mars_ray.evaluation.report_page import (
+    Disagreement,
+    ShownAnswer,
+    ShownToken,
+    charts_of,
+    evaluate_page,
+    pareto_front,
+)
 from mars_ray.web.report import Point
 from tests.evaluation.evaluate_samples import question, results
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.split import split_of
-from mars_ray.evaluation.calibration.prompts import heldout_examples
+from mars_ray.evaluation.calibration import heldout_examples
 
 
 def test_the_same_number_of_every_family_is_judged_and_none_was_trained_on() -> None:

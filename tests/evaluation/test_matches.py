@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import DataError
-from mars_ray.evaluation.tasks import verify
-from mars_ray.evaluation.tasks.verify import MATCHES, last_number
+from mars_ray.evaluation import task_files
+from mars_ray.evaluation.task_files import MATCHES, last_number
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_each_way_to_compare(match: str, reference: str, text: str, right: bool)
 
 
 def test_a_regular_expression_that_never_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "REGEX_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(task_files, "REGEX_SECONDS_MAX", 0.1)
     with pytest.raises(DataError, match=r"the regular expression '.*' takes more than 0.1 s"):
         MATCHES["regex"]("^(a|aa)+$", "a" * 80 + "b")
 

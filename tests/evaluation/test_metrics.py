@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
-from mars_ray.evaluation.scoring.scores import ScoredAnswer, Scores
+from mars_ray.evaluation.metrics import metrics_of, stops_of
+from mars_ray.evaluation.scorer import ScoredAnswer, Scores
 from tests.evaluation.evaluate_samples import SETTINGS, answer, scores_of, task_of
 
 TASKS = (task_of("a", (3, 2)), task_of("b", (1, 2)))

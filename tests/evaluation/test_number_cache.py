@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.evaluation.number_cache import NumberCache, cache_key
+from mars_ray.evaluation.scorer import NumberCache, cache_key
 
 
 def test_what_was_kept_is_there_for_the_next_run(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from mars_ray.adapter.folder import save_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.errors import ConfigError
-from mars_ray.evaluation.run.options import EvaluateOptions
-from mars_ray.evaluation.run.prepare import prepare_evaluation
+from mars_ray.evaluation.prepare import EvaluateOptions, prepare_evaluation
 from mars_ray.model.digest import folder_digest, weights_digest
 from mars_ray.model.resolve import resolve_model
 from tests.factories.cards import adapter_card
@@ -43,7 +42,7 @@ def test_the_adapter_of_an_evaluation_is_kept_at_its_commit(tmp_path: Path, monk
             EvaluateOptions(tasks=("families",), adapter="someone/adapter", output=tmp_path / "out")
         )
     assert prepared.options.adapter == f"someone/adapter@{COMMIT}"
-    assert prepared.adapter == resolve_adapter(prepared.options.adapter)
+    assert prepared.decoding.adapter == resolve_adapter(prepared.options.adapter)
     assert prepared.plan.adapter_digest == folder_digest(tmp_path / "adapter")
     assert prepared.plan.block == 2
 

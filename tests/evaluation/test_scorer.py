@@ -8,10 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.evaluation.number_cache import NumberCache
-from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer, parts_of, read_answers, row_id
-from mars_ray.evaluation.scoring.scores import Scores
-from mars_ray.evaluation.tasks.registry import Question, Task
+from mars_ray.evaluation.scorer import NumberCache, Scorer, Scores, parts_of, read_answers, row_id
+from mars_ray.evaluation.tasks import Question, Task
 from mars_ray.model.checkpoint import Checkpoint, load_model
 from mars_ray.model.folder import open_model
 from tests.evaluation.evaluate_samples import question
@@ -22,17 +20,6 @@ BUNDLED = open_model("bundled")
 @pytest.fixture(scope="module")
 def checkpoint() -> Checkpoint:
     return load_model(BUNDLED)
-
-
-class Loading(LazyCheckpoint):
-    """Knows whether it was asked for."""
-
-    loads = 0
-
-    @property
-    def loaded(self) -> Checkpoint:  # type: ignore[override]
-        self.loads += 1
-        return super().loaded
 
 
 def row(asked: Question, setting: str, text: str, tokens: list[int]) -> dict[str, Any]:
@@ -59,14 +46,19 @@ def test_what_was_scored_before_needs_no_model(tmp_path: Path, checkpoint: Check
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows" / "part-0.parquet")
 
     def score() -> tuple[Scores, int]:
-        model = Loading(BUNDLED)
+        loads = list[Checkpoint]()
+
+        def load() -> Checkpoint:
+            loads.append(checkpoint)
+            return checkpoint
+
         by = Scorer(
-            checkpoint=model,
+            checkpoint=load,
             encoder=ChatEncoder(checkpoint.tokenizer),
             cache=NumberCache(tmp_path / "cache.jsonl"),
             agreement=True,
         )
-        return by.score(tmp_path / "rows", [task], ["ar", "threshold 0.9"], 8), model.loads
+        return by.score(tmp_path / "rows", [task], ["ar", "threshold 0.9"], 8), len(loads)
 
     (first, loaded), (second, loaded_again) = score(), score()
     assert (loaded, loaded_again) == (1, 0)

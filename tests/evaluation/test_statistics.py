@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
-from mars_ray.evaluation.scoring.statistics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
+from mars_ray.evaluation.metrics import bootstrap_interval, flipped_signs, mcnemar, mean_and_spread
 
 
 def test_the_interval_is_that_of_drawing_examples_with_replacement() -> None:

@@ -11,7 +11,7 @@ import pytest
 from mars_ray.data.tasks import FAMILIES, is_right_answer
 from mars_ray.data.tasks.split import examples
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
-from mars_ray.evaluation.tasks.registry import Task, TaskOptions, open_tasks
+from mars_ray.evaluation.tasks import Task, TaskOptions, open_tasks
 from tests.evaluation.evaluate_samples import references
 
 GOOD = '{"prompt": "p", "reference": "r"}'
@@ -38,7 +38,7 @@ def test_no_prompt_is_asked_twice_though_a_family_has_few() -> None:
 
 
 def test_a_family_that_has_not_so_many_examples_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_ray.evaluation.tasks.registry.examples", lambda *_: islice(examples(*_), 5))
+    monkeypatch.setattr("mars_ray.evaluation.tasks.examples", lambda *_: islice(examples(*_), 5))
     with pytest.raises(ConfigError, match="rephrase has 5 held-out examples, too few for 2 samples of 6"):
         opened("rephrase", examples=6, seeds=2)
 

@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel
 
 from mars_ray.data.tasks import TaskExample
-from mars_ray.evaluation.calibration.prompts import heldout_examples
+from mars_ray.evaluation.calibration import heldout_examples
 from mars_ray.harness.likelihood import Likelihood
 from mars_ray.harness.model import HarnessModel
 

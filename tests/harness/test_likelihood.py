@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from mars_ray.evaluation.scoring import agreement
+from mars_ray.evaluation import agreement
 from mars_ray.harness.likelihood import Likelihood, Scored, likelihoods
 from mars_ray.progress import ProgressLine
 from tests.factories.token_rows import MASK_ID, VOCABULARY

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.errors import ConfigError, DataError, EmptyDataError
-from mars_ray.load.arrivals import Poisson, TraceRow
-from mars_ray.load.plan import Scales, closed_loop, poisson, replay
-from mars_ray.load.prompts import Texts, bundled_prompts, conversations
+from mars_ray.load.arrivals import Poisson, Scales, TraceRow
+from mars_ray.load.plan import Texts, bundled_prompts, closed_loop, conversations, poisson, replay
 
 PROMPTS: list[Conversation] = [
     ({"role": "system", "content": "be brief"}, {"role": "user", "content": "a b"}),

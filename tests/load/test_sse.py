@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.load import sse as serve_sse
-from mars_ray.load.sse import SseParser
+from mars_ray.load import reply
+from mars_ray.load.reply import SseParser
 
 LINE = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=6)
 LINES = st.lists(LINE, min_size=1, max_size=3)
@@ -68,6 +68,6 @@ def test_lines_are_read_as_the_standard_says(stream: bytes, events: list[str]) -
 
 @pytest.mark.parametrize("stream", [b"data: " + b"x" * 50, b"data: xxxxxxxx\n" * 5, b"x" * 50])
 def test_an_event_without_end_is_refused_and_not_kept(stream: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_sse, "EVENT_BYTES_MAX", 40)
+    monkeypatch.setattr(reply, "EVENT_BYTES_MAX", 40)
     with pytest.raises(ValueError, match="an event has more than"):
         parsed(stream, [])

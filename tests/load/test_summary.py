@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError
-from mars_ray.load.record import RequestOutcome
-from mars_ray.load.report import SAMPLE_COLUMNS, samples, show_summary
-from mars_ray.load.slo import RequestSlo, parse_slo
-from mars_ray.load.summary import Goodput, distribution_ms, summarize
+from mars_ray.load.record import RequestOutcome, RequestSlo, parse_slo
+from mars_ray.load.summary import SAMPLE_COLUMNS, Goodput, distribution_ms, samples, show_summary, summarize
 from mars_ray.measure import Spread
 from tests.load.server_samples import record
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mars_ray.evaluation.tasks.registry import TaskOptions, open_tasks
+from mars_ray.evaluation.tasks import TaskOptions, open_tasks
 from mars_ray.model.resolve import resolve_model
 from tests.machines.conftest import TOKEN
 from tests.machines.machines import Machine, Network, join_cluster

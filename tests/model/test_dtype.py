@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from mars_ray.model import dtype
 from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
+from mars_ray.model.folder import WEIGHTS_FILE, count_parameters
 from mars_ray.model.resolve import resolve_model
-from mars_ray.model.weights import WEIGHTS_FILE, count_parameters
 
 FAST, SLOW = "flags\t\t: fpu avx512f avx512_bf16\n", "flags\t\t: fpu avx512f\n"
 

@@ -13,8 +13,16 @@ from mars_ray.cli.main import show_only_downloads
 from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.resolve import BUNDLED, model_label, pin, resolve_model, short_name
-from mars_ray.model.sources.hub import HubName, hub_name_of, parse_hub_name
+from mars_ray.model.resolve import (
+    BUNDLED,
+    HubName,
+    hub_name_of,
+    model_label,
+    parse_hub_name,
+    pin,
+    resolve_model,
+    short_name,
+)
 from tests.model.hub_server import TOKEN, HubServer, point_at, running_hub
 from tests.model.model_samples import MakeFolder, edit_json
 

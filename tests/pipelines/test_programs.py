@@ -18,8 +18,8 @@ from mars_ray.data.packing import Packer
 from mars_ray.data.records import parse_record
 from mars_ray.data.tasks import is_right_answer, mixture
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES
-from mars_ray.evaluation.calibration.calibrate import THRESHOLDS
-from mars_ray.evaluation.tasks.reference_file import read_references
+from mars_ray.evaluation.calibration import THRESHOLDS
+from mars_ray.evaluation.task_files import read_references
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model

@@ -16,10 +16,9 @@ from openai import OpenAI
 
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.lease import Lease, send_heartbeat
 from mars_ray.control.core.live_view import LiveReport, RunningJob
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.control.replica.heartbeat import send_heartbeat
-from mars_ray.control.replica.lease import Lease
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.installed import HAS_PLATFORM, settings_class

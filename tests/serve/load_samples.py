@@ -11,8 +11,7 @@ from typing import Any
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.load.client import Target
 from mars_ray.load.generator import run_load
-from mars_ray.load.plan import LoadPlan
-from mars_ray.load.prompts import bundled_prompts
+from mars_ray.load.plan import LoadPlan, bundled_prompts
 from mars_ray.load.record import RequestOutcome, RequestRecord
 from tests.serve.cluster_samples import STEP_SECONDS, Cluster
 

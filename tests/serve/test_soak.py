@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from mars_ray.load.arrivals import read_trace
-from mars_ray.load.plan import LoadPlan, Scales, replay
+from mars_ray.load.arrivals import Scales, read_trace
+from mars_ray.load.plan import LoadPlan, replay
 from tests.serve.cluster_samples import ENGINE, GATEWAY, TOKENIZER, WORKER, Cluster, cluster, deploy_file
 from tests.serve.load_samples import PROMPT_POOL, capacity_per_s, nothing_was_lost, send
 

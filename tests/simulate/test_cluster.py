@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.policies.bounds import bounds_of
+from mars_ray.control.policies.policy import bounds_of
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, EmptyDataError
 from mars_ray.installed import settings_class
@@ -17,7 +17,7 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.serve.deploy.serve_config import parse_config
 from mars_ray.simulate.arrivals import SPREAD_S, Arrival, Arrivals
 from mars_ray.simulate.modelled_machine import open_machine
-from mars_ray.simulate.scaling import Scaling
+from mars_ray.simulate.replicas import Scaling
 from mars_ray.simulate.simulator import REPORTING, SimulationOptions, simulate
 from tests.simulate.simulation_samples import FIXED, SURVIVAL, in_ticks, machine, poisson, run
 

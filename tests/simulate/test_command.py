@@ -2,14 +2,16 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mars_ray.errors import ConfigError, DataError, InputError
-from mars_ray.simulate.command import SimulateOptions, run_simulation
+from mars_ray.simulate.command import arrivals_of, control_plan, run_simulation, shares_of
 from mars_ray.simulate.machine import read_machine
+from mars_ray.simulate.options import SimulateOptions
 from tests.simulate.simulation_samples import machine
 
 
@@ -22,7 +24,8 @@ def machine_file(tmp_path: Path) -> Path:
 
 def test_a_trace_gives_figures_series_and_a_plot(trace: str, machine_file: Path, tmp_path: Path) -> None:
     options = SimulateOptions(trace=trace, replicas=2, machine=str(machine_file), policy="fixed", slo=("e2e:60000",))
-    report = json.loads(json.dumps(run_simulation(options, tmp_path / "plot.png")))
+    options = replace(options, plot=tmp_path / "plot.png")
+    report = json.loads(json.dumps(run_simulation(options)))
     assert report["metrics"]["ended"] == 20
     assert report["metrics"]["good"] == 1
     assert report["plan"]["settings"]["policy"] == "fixed"
@@ -32,7 +35,7 @@ def test_a_trace_gives_figures_series_and_a_plot(trace: str, machine_file: Path,
 
 def test_scales_and_speed_change_the_trace(trace: str, machine_file: Path) -> None:
     options = SimulateOptions(trace=trace, replicas=1, speed=2, prompt_scale=0.5, output_scale=3)
-    third = options.arrivals()[2]
+    third = arrivals_of(options)[2]
     assert third == (2.0, 22, 72, -1)
 
 
@@ -40,7 +43,7 @@ def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_fil
     control = tmp_path / "control.yaml"
     control.write_text("classes: [{name: gold, share: 3}, {name: batch}]\n")
     options = SimulateOptions(trace=trace, replicas=1, machine=str(machine_file), control=control, mix="gold:1,batch:3")
-    assert options.shares(options.plan(None, machine())) == [1, 3]
+    assert shares_of(options.mix, control_plan(options, machine(), None)) == [1, 3]
     assert run_simulation(options)["metrics"]["ended"] == 20
 
 
@@ -73,7 +76,7 @@ def test_what_cannot_be_simulated_is_one_line(
 
 def test_a_plot_of_no_known_kind_is_refused_before_any_work(trace: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"plot is .*\.txt"):
-        run_simulation(SimulateOptions(trace=trace, replicas=2), tmp_path / "plot.txt")
+        SimulateOptions(trace=trace, replicas=2, plot=tmp_path / "plot.txt")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +119,8 @@ def test_a_trace_with_a_wrong_line_is_named(tmp_path: Path, machine_file: Path) 
 
 def test_the_controller_knows_the_calibration_of_the_machine_unless_the_file_names_one(tmp_path: Path) -> None:
     options, on = SimulateOptions(trace="x.csv.gz", replicas=1), machine()
-    assert options.plan(None, on).accuracy == on.accuracy
-    assert options.plan(None, on).agreement == on.agreement
+    assert control_plan(options, on, None).accuracy == on.accuracy
+    assert control_plan(options, on, None).agreement == on.agreement
     (tmp_path / "plan.yaml").write_text("accuracy: [[1.0, 0.9], [0.5, 0.8]]")
     named = SimulateOptions(trace="x.csv.gz", replicas=1, control=tmp_path / "plan.yaml")
-    assert named.plan(None, on).accuracy == ((1.0, 0.9), (0.5, 0.8))
+    assert control_plan(named, on, None).accuracy == ((1.0, 0.9), (0.5, 0.8))

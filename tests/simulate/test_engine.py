@@ -15,7 +15,7 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.engine.stats.step_time import StepTime, StepWork
-from mars_ray.load.prompts import Texts, bundled_prompts, conversations
+from mars_ray.load.plan import Texts, bundled_prompts, conversations
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.machine import Machine

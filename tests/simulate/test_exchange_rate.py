@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.load.slo import parse_slo
+from mars_ray.load.record import parse_slo
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.modelled_machine import open_machine
 from mars_ray.simulate.simulator import SimulationOptions, simulate

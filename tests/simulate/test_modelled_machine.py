@@ -8,8 +8,8 @@ import pytest
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.stats.step_time import StepTime, StepWork
 from mars_ray.errors import ConfigError
-from mars_ray.machines.paper_curve import PAPER_CURVE
 from mars_ray.machines.registry import step_model
+from mars_ray.machines.step_model import PAPER_CURVE
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.modelled_machine import open_machine, roofline, seconds_of, visited_steps

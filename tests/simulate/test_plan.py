@@ -10,10 +10,11 @@ import pytest
 
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.errors import EmptyDataError, InputError
-from mars_ray.load.slo import RequestSlo
+from mars_ray.load.record import RequestSlo
 from mars_ray.simulate.arrivals import Arrival
+from mars_ray.simulate.command import run_plan
+from mars_ray.simulate.options import PlanOptions
 from mars_ray.simulate.plan import PlannedLoad, busiest_part, decoding_choices, plan_row
-from mars_ray.simulate.plan_command import PlanOptions, run_plan
 from tests.simulate.simulation_samples import machine, poisson
 
 SECONDS = 20.0

@@ -14,9 +14,8 @@ from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import QueueFullError
 from mars_ray.serve.replicas import prefix_routing as routing
 from mars_ray.simulate.arrivals import Arrival
-from mars_ray.simulate.fleet import Fleet
+from mars_ray.simulate.fleet import FIELDS, Fleet, Queues
 from mars_ray.simulate.fluid_fleet import FluidFleet
-from mars_ray.simulate.queues import FIELDS, Queues
 from mars_ray.simulate.simulator import SLACK, route
 from mars_ray.simulate.stepped_fleet import SteppedFleet
 from tests.simulate.simulation_samples import machine, run

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.errors import ConfigError
-from mars_ray.machines.figures import EFFICIENCIES, GPUS, NETWORKS
 from mars_ray.machines.registry import step_model
-from mars_ray.machines.step_model import StepModel
+from mars_ray.machines.step_model import EFFICIENCIES, GPUS, NETWORKS, StepModel
 
 H200 = step_model("h200/qwen2.5-7b")
 GPU = {"memory_gb": 80, "bandwidth_gb_per_s": 1000, "bf16_tflops": 100, "dollars_per_hour": 1}

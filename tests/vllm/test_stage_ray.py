@@ -15,7 +15,7 @@ from ray import serve  # noqa: E402
 
 from mars_ray import LLM, SamplingParams  # noqa: E402
 from mars_ray.data.prompt_file import read_prompts  # noqa: E402
-from mars_ray.load.prompts import bundled_prompts  # noqa: E402
+from mars_ray.load.plan import bundled_prompts  # noqa: E402
 from mars_ray.ray_data import ProcessorConfig, build_processor  # noqa: E402
 from mars_ray.ray_serve import build_deployment  # noqa: E402
 

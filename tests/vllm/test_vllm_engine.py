@@ -27,7 +27,7 @@ from mars_ray.engine.request import DecodeParams, Request  # noqa: E402
 from mars_ray.engine.service_class import ServiceClass  # noqa: E402
 from mars_ray.errors import ConfigError, ReplicaLostError, RequestError  # noqa: E402
 from mars_ray.llm.requests import as_conversation, encode_conversation  # noqa: E402
-from mars_ray.load.prompts import bundled_prompts  # noqa: E402
+from mars_ray.load.plan import bundled_prompts  # noqa: E402
 from mars_ray.data.prompt_file import read_prompts  # noqa: E402
 from mars_ray.method.metric import Metric  # noqa: E402
 from mars_ray.openai_api.answer_grammar import answer_grammar  # noqa: E402

@@ -9,8 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from mars_ray.batch.output.report_page import job_page
-from mars_ray.evaluation.report.page import evaluate_page
-from mars_ray.evaluation.scoring.disagreements import Disagreement
+from mars_ray.evaluation.report_page import Disagreement, evaluate_page
 from tests.batch.test_job_page import FULL
 from tests.evaluation.evaluate_samples import figures, question, results
 from tests.evaluation.test_evaluation_page import shown

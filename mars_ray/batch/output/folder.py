@@ -1,4 +1,4 @@
-"""Output folder of a job.
+"""Output of a job, in a local folder or in a store such as `s3://bucket/answers`.
 
 In:    the results of rows, in any order and possibly repeated.
 Out:   shards `rows/part-*` that contain each answered row once, `errors.jsonl` (in a store: `errors-NUMBER.jsonl`),
@@ -12,38 +12,49 @@ of the errors file contains the number of the last event in the log, so an error
 is written only if it does not exist. Otherwise, a driver that has lost its job to a new driver could replace a file of
 the new driver.
 
+A local folder contains the ledger, and a lock keeps other drivers out. A store contains the log of the job. Each new
+driver rebuilds the ledger from the log in a temporary folder, so a job in a store can be resumed from any machine.
+
 All shards have the schema of `columns`, which depends on all input. If a run adds input that changes the schema, the
 shards are rewritten before the first row of the run is answered. A run that was killed in between leaves shards of both
 schemas, and the next run rewrites them again, which does not change the shards that are already rewritten.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict
-from typing import Literal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from upath import UPath
 
 from mars_ray.batch.output.history import History
 from mars_ray.batch.output.job_log import Event, JobLog
-from mars_ray.batch.output.ledger import Ledger
+from mars_ray.batch.output.ledger import LEDGER, Ledger
 from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.report_page import job_page
 from mars_ray.batch.rows.columns import ColumnKinds, lines_of, notes_on, output_schema, table_of, united, widened
 from mars_ray.batch.rows.row_tables import RowResult
-from mars_ray.errors import RunError
+from mars_ray.errors import OutputError, RunError
 from mars_ray.progress import ProgressLine
-from mars_ray.storage.location import AnyPath, store_errors
+from mars_ray.storage.driver_lease import DriverLease, locked
+from mars_ray.storage.location import AnyPath, check_reachable, store_errors
 from mars_ray.storage.whole_file import write_file, write_lines, write_new_object
 
 ROWS_PER_SHARD = 10_000
 FileFormat = Literal["parquet", "jsonl"]
 ADVICE = "Restore the file, or use --new to start a new job."
+LOG = "log"
+P = TypeVar("P", Path, UPath)
 
 
 class OutputFolder:
-    """Output of a job. Open it with `open_output`. An output in a store also has a log."""
+    """Output of a job, opened by `open_output`. An output in a store also has a log."""
 
     def __init__(self, folder: AnyPath, ledger: Ledger, log: JobLog | None = None) -> None:
         self.folder = folder
@@ -207,6 +218,103 @@ class OutputFolder:
             else:
                 write_new_object(self._rows / name, content)
         self.ledger.shelve(name, len(texts))
+
+
+def open_output(folder: AnyPath, *, new: bool) -> AbstractContextManager[OutputFolder]:
+    """Create or resume the output of a job in a folder. If `new`, an earlier output is renamed first.
+
+    Entering the context raises `OutputError` if the folder contains files that do not belong to a job, is in use by
+    another process or cannot be written, and `ConfigError` if the store cannot be reached. On exit, a new output
+    without any finished row is removed.
+    """
+    if isinstance(folder, Path):
+        return _open_local_output(folder, new=new)
+    return _open_stored_output(folder, new=new)
+
+
+def is_job_output(folder: AnyPath) -> bool:
+    """Return whether a folder is the output of a job: it has a ledger, a log, or what is left without them."""
+    hidden = folder / LEDGER.parent
+    return any((hidden / name).exists() for name in (LEDGER.name, LOG)) or all(
+        (folder / name).exists() for name in ("report.json", "report.html", "rows")
+    )
+
+
+@contextmanager
+def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
+    hidden = folder / LEDGER.parent
+    if new and hidden.exists():
+        with locked(hidden / "lock", of=folder):
+            folder.rename(_backup_name(folder))
+    if folder.exists() and not hidden.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} has files that do not belong to a job. Give a new folder or empty this one.")
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        hidden.mkdir(parents=True, exist_ok=True)
+        (folder / "rows").mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot write to {folder}: {error.strerror}. Give another output folder.") from error
+    with locked(hidden / "lock", of=folder):
+        ledger = Ledger(folder / LEDGER, of=folder, durable=True)
+        try:
+            yield OutputFolder(folder, ledger)
+        finally:
+            empty = not ledger.done
+            ledger.close()
+            if empty and created:
+                shutil.rmtree(created[-1])
+
+
+def _backup_name(folder: P) -> P:
+    number = 1
+    while (backup := folder.with_name(f"{folder.name}.before-{number}")).exists():
+        number += 1
+    return backup
+
+
+@contextmanager
+def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
+    check_reachable(folder)
+    hidden = folder / LEDGER.parent
+    with (
+        DriverLease(hidden / "driver.json", of=folder).held(),
+        TemporaryDirectory() as temporary,
+        closing(Ledger(Path(temporary) / LEDGER.name, of=folder, durable=False)) as ledger,
+    ):
+        with store_errors(folder, OutputError, "Cannot use", "Give another output."):
+            if new:
+                _rename_stored(folder)
+            elif not (hidden / LOG).exists() and _names(folder):
+                raise OutputError(
+                    f"{folder} has files that do not belong to a job. Give a new folder or empty this one."
+                )
+        log = JobLog(hidden / LOG)
+        output = OutputFolder(folder, ledger, log)
+        output.replay(log.read())
+        with log.kept():
+            yield output
+        if not ledger.done:
+            with suppress(FileNotFoundError):
+                log.remove()
+
+
+def _names(folder: UPath) -> list[str]:
+    """Return the names of the objects in a folder, except that of the driver's lease."""
+    return [name for name in folder.fs.find(folder.path) if not name.endswith("/driver.json")]
+
+
+def _rename_stored(folder: UPath) -> None:
+    """Rename a folder in a store: copy all objects, then remove the originals.
+
+    The log is removed last, so that an interrupted rename can be repeated.
+    """
+    backup = _backup_name(folder)
+    fs = folder.fs
+    names = _names(folder)
+    for name in names:
+        fs.copy(name, backup.path + name.removeprefix(folder.path))
+    for name in sorted(names, key=lambda name: f"/{LEDGER.parent}/" in name):
+        fs.rm(name)
 
 
 def new_shard(texts: Sequence[str], kinds: ColumnKinds, format: FileFormat) -> bytes:

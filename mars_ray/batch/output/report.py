@@ -79,7 +79,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetrics:
-    """Metrics of one worker over the last few seconds."""
+    """Metrics of one worker."""
 
     name: str
     rows: int
@@ -103,7 +103,8 @@ class JobMetrics:
     tokens: int
     """Number of tokens generated so far, including those of running sequences."""
     tokens_per_s: float | None
-    """Tokens per second of all workers over the last few seconds; None before the first measurement."""
+    """Tokens per second of all workers over the last few seconds, or in finished rows if no worker has reported; None
+    before the first measurement."""
     tokens_per_forward: float | None
     """Tokens per forward in finished rows; None before the first row is finished."""
     threshold: float | None

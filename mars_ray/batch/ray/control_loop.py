@@ -17,9 +17,9 @@ from mars_ray.batch.output.report import Status
 from mars_ray.batch.run.live_stats import LiveStats
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.core.batch_job import Yielding
 from mars_ray.control.core.ray_controller import RayController, online_statuses, remove_controllers
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.control.replica.yielding import Yielding
 from mars_ray.errors import MarsRayError
 from mars_ray.ray_private import kv_delete, kv_get, kv_put
 

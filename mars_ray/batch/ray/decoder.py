@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,8 @@ from mars_ray.batch.rows.row_tables import failure_table, from_row_table, to_tab
 from mars_ray.batch.run.live_stats import engine_name
 from mars_ray.batch.run.worker import Worker
 from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.core.lease import Lease, run_heartbeats
 from mars_ray.control.core.ray_controller import RayController
-from mars_ray.control.replica.heartbeat import run_heartbeats
-from mars_ray.control.replica.lease import Lease
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
@@ -32,6 +32,7 @@ from mars_ray.model.sources.ray_folder import SharedFolder
 
 if TYPE_CHECKING:
     from mars_ray.batch.rows.row_format import RowFormatSettings
+    from mars_ray.model.folder import ResolvedModel
 
 
 class Decoder:
@@ -47,7 +48,6 @@ class Decoder:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._app = app
         self._controller = RayController(app, plan)
-        self._started: tuple[asyncio.Task[EngineSpec], asyncio.Task[Worker]] | None = None
         self._row_formats: dict[bytes, asyncio.Task[RowFormat]] = {}
         self._feeding = asyncio.Event()
         self._heartbeat: asyncio.Task[None] | None = None
@@ -58,12 +58,13 @@ class Decoder:
     async def start(self) -> None:
         """Start the engine in the background, and return at once so that the first rows can be read meanwhile."""
         # The constructor does not start the engine: if a constructor fails, Ray restarts the actor endlessly.
-        self._start()
+        _ = self._worker
 
     async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
         """Return a table of results in the order of the rows, or a failure table.
 
-        `row_format` holds the settings of the row format, pickled so that processes without torch can pass them on.
+        `row_format` holds the settings of the row format and the resolved model, pickled so that processes without
+        torch can pass them on.
         """
         try:
             worker, opened_format = await self._ready(row_format)
@@ -80,23 +81,26 @@ class Decoder:
             return failure_table(str(error))
 
     async def _ready(self, row_format: bytes) -> tuple[Worker, RowFormat]:
-        spec, worker = self._start()
         if row_format not in self._row_formats:
-            self._row_formats[row_format] = asyncio.create_task(self._open_format(row_format, spec))
-        return await asyncio.shield(worker), await asyncio.shield(self._row_formats[row_format])
+            self._row_formats[row_format] = asyncio.create_task(self._open_format(row_format))
+        return await asyncio.shield(self._worker), await asyncio.shield(self._row_formats[row_format])
 
-    def _start(self) -> tuple[asyncio.Task[EngineSpec], asyncio.Task[Worker]]:
-        if self._started is None:
-            spec = asyncio.create_task(asyncio.to_thread(self._local_spec))
-            self._started = spec, asyncio.create_task(self._start_worker(spec))
-        return self._started
+    async def _open_format(self, row_format: bytes) -> RowFormat:
+        return await asyncio.to_thread(_open, row_format, (await asyncio.shield(self._fetched_spec)).folder)
 
-    async def _open_format(self, row_format: bytes, spec: asyncio.Task[EngineSpec]) -> RowFormat:
-        return await asyncio.to_thread(_open, row_format, (await asyncio.shield(spec)).folder)
+    @cached_property
+    def _worker(self) -> asyncio.Task[Worker]:
+        """The worker, which starts at the first use."""
+        return asyncio.create_task(self._start_worker())
 
-    async def _start_worker(self, spec: asyncio.Task[EngineSpec]) -> Worker:
+    @cached_property
+    def _fetched_spec(self) -> asyncio.Task[EngineSpec]:
+        """The engine settings for this node, whose folders are fetched at the first use."""
+        return asyncio.create_task(asyncio.to_thread(self._local_spec))
+
+    async def _start_worker(self) -> Worker:
         publish_startup_status(self._app, "loading the model")
-        self._spec = await asyncio.shield(spec)
+        self._spec = await asyncio.shield(self._fetched_spec)
         worker = Worker(self._name, self._engine, self._feeding)
         self._feeding.set()
         await worker.start()
@@ -138,7 +142,6 @@ class Decoder:
 def _open(row_format: bytes, folder: Path) -> RowFormat:
     # Hide torch to halve the import time of transformers, because the engine is starting meanwhile and needs the cores.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    from mars_ray.model.folder import check_folder
-
-    settings: RowFormatSettings = pickle.loads(row_format)
-    return settings.open(check_folder(folder))
+    opened: tuple[RowFormatSettings, ResolvedModel] = pickle.loads(row_format)
+    settings, model = opened
+    return settings.open(replace(model, folder=folder))

@@ -101,8 +101,8 @@ def answered_blocks(
 ) -> Iterator[pa.Table]:
     """Yield the results of the blocks in the order in which they arrive, with up to `at_once` blocks under way.
 
-    `row_format` holds the pickled settings of the row format. If the caller stops early, no further block is read.
-    Raises the errors of `blocks` and `DecoderPool.answer`.
+    `row_format` holds the pickled settings of the row format and the resolved model. If the caller stops early, no
+    further block is read. Raises the errors of `blocks` and `DecoderPool.answer`.
     """
     wanted = True
     room = threading.Semaphore(at_once)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -23,18 +22,19 @@ import ray
 from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import RayError
 
-from mars_ray.batch.output.open_output import open_output
+from mars_ray.batch.output.folder import open_output
 from mars_ray.batch.output.report import JobReport, Status
 from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
 from mars_ray.batch.ray.decoder_pool import answered_blocks, choose_places, pool_settings, start_decoders
-from mars_ray.batch.ray.source import InputRows, blocks_to_answer
 from mars_ray.batch.rows.row_tables import RowResult, failure_in
 from mars_ray.batch.run.job import Job
-from mars_ray.batch.run.job_plan import JobPlan, plan_job, survey_input
+from mars_ray.batch.run.job_plan import JobPlan, plan_job
 from mars_ray.batch.run.job_progress import NAME, JobProgress
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.batch.run.placement import Place, calls_per_decoder, rows_per_block
+from mars_ray.batch.run.row_store import RowStore
 from mars_ray.control.core.ray_controller import BATCH
+from mars_ray.data.ray_read import read_stream
 from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.program import CtrlC
 from mars_ray.ray_cluster import connect
@@ -42,6 +42,11 @@ from mars_ray.traces.trace_settings import traces_are_on
 
 NOTES = 10
 """Maximum number of notes on the input to print. The report has all."""
+READ_BYTES = 4 << 20
+"""Maximum size of a table to read. With Ray's default, 128 MiB, workers would wait until most of the input is read."""
+NO_PROGRESS_S = 24 * 3600
+"""Seconds without a table after which Ray stops. The reader waits while the engines are busy, and Ray's default, 30
+minutes, is too short for a 7B model on CPUs."""
 
 
 def generate_files(options: GenerateOptions) -> JobReport:
@@ -58,14 +63,14 @@ def run_job(plan: JobPlan) -> JobReport:
     """Run a planned job; see `generate_files`."""
     options = plan.options
     show_notes(plan.input.notes)
-    with open_output(options.output, new=options.new) as output:
+    with open_output(options.output, new=options.new) as output, RowStore(output.ledger.path) as store:
         plan = plan.agree_with(output)
-        survey = survey_input(plan.input.files, options.limit)
+        if options.retry_errors:
+            output.forget_errors()
+        survey = store.fill(plan.input.files, id_column=plan.row_format.id_column, limit=options.limit)
         places = _connect(plan, survey.rows)
         output.begin(plan.file_format, plan.output_columns(survey.kinds))
         show_notes(output.notes)
-        if options.retry_errors:
-            output.forget_errors()
         trace_row, end_trace = _traces(survey.rows)
         job = Job(
             output,
@@ -85,7 +90,7 @@ def run_job(plan: JobPlan) -> JobReport:
             with shown_job.with_control(control_loop):
                 try:
                     with CtrlC() as ctrl_c, _decoders(plan, places, app) as decoders:
-                        for table in _answers(plan, output.ledger.path, survey.rows, decoders):
+                        for table in _answers(plan, store, survey.rows, decoders):
                             with ctrl_c.deferred():
                                 shown_job.add(table)
                     status = "complete with errors" if job.errors else "complete"
@@ -187,28 +192,30 @@ def _decoders(plan: JobPlan, places: tuple[Place, ...], app: str) -> Iterator[Se
             ray.kill(decoder)
 
 
-def _answers(plan: JobPlan, ledger: Path, total: int, decoders: Sequence[Any]) -> Iterator[pa.Table]:
-    """Yield tables of results. Raises `RunError` if the input, a worker or Ray fails."""
-    rows = InputRows(
-        files=plan.input.files,
-        ledger=ledger.absolute(),
-        id_column=plan.row_format.id_column,
-        limit=plan.options.limit,
-    )
+def _answers(plan: JobPlan, store: RowStore, total: int, decoders: Sequence[Any]) -> Iterator[pa.Table]:
+    """Yield tables of results. Raises `RunError` if a worker or Ray fails."""
     block_rows = rows_per_block(total, len(decoders))
-    blocks = map(_checked, blocks_to_answer(rows, block_rows))
+    blocks = _blocks(store, block_rows)
+    row_format = pickle.dumps((plan.row_format, plan.engines.model))
     at_once = calls_per_decoder(block_rows) * len(decoders)
     try:
-        yield from map(_checked, answered_blocks(blocks, decoders, pickle.dumps(plan.row_format), at_once=at_once))
+        for table in answered_blocks(blocks, decoders, row_format, at_once=at_once):
+            if reason := failure_in(table):
+                raise _failed(reason)
+            yield table
     except (RayError, ExecutionTimeoutError) as error:
         # The message is the stack trace of the failed process, and its last line is the error.
         raise _failed(str(error).strip().splitlines()[-1]) from error
 
 
-def _checked(table: pa.Table) -> pa.Table:
-    if reason := failure_in(table):
-        raise _failed(reason)
-    return table
+def _blocks(store: RowStore, rows_per_block: int) -> Iterator[pa.Table]:
+    """Yield the rows to answer in blocks. A single task reads the rows on this machine, where the store is."""
+    stream = read_stream(store.tables, [store.path], here=True)
+    stream.context.target_max_block_size = READ_BYTES
+    stream.context.enable_progress_bars = False  # `JobProgress` shows the progress instead
+    stream.context.execution_no_progress_timeout_s = NO_PROGRESS_S
+    stream.context.memory_usage_poll_interval_s = None  # polling costs a thread for each call
+    yield from stream.iter_batches(batch_size=rows_per_block, batch_format="pyarrow")
 
 
 def _failed(reason: str) -> RunError:

@@ -4,7 +4,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import ray.data
 from ray.data import ActorPoolStrategy
@@ -21,22 +21,17 @@ POOLS_OF_A_CLUSTER = 4
 """Number of parts into which a cluster is divided. A pool of engines takes one part; the pipeline keeps the others."""
 
 Postprocess = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-class _Stage(Protocol):
-    """Interface of a stage that answers blocks of requests."""
-
-    def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        """Return the blocks with the answer columns added."""
+Answer = Callable[[ray.data.Dataset], ray.data.Dataset]
+"""Adds the answer columns to blocks of requests."""
 
 
 class Processor:
     """Adds answers to the rows of a dataset. Runs lazily, like any Ray Data operation."""
 
     def __init__(
-        self, stage: _Stage, batch_size: int, preprocess: Preprocess | None, postprocess: Postprocess | None
+        self, answer: Answer, batch_size: int, preprocess: Preprocess | None, postprocess: Postprocess | None
     ) -> None:
-        self._stage = stage
+        self._answer = answer
         self._batch_size = batch_size
         self._preprocess = preprocess
         self._postprocess = postprocess
@@ -46,7 +41,7 @@ class Processor:
         requests = dataset.map_batches(
             partial(with_requests, preprocess=self._preprocess), batch_format="pyarrow", batch_size=None
         )
-        answered = self._stage.answer(requests.repartition(target_num_rows_per_block=self._batch_size))
+        answered = self._answer(requests.repartition(target_num_rows_per_block=self._batch_size))
         if self._postprocess is None:
             return answered
         return answered.map(partial(_postprocessed, postprocess=self._postprocess))
@@ -63,58 +58,47 @@ def build_processor(
     `max_tokens`, `temperature`, `seed`, `schema` …), `threshold` and `mode`. Without `preprocess`, the columns with
     these names are used. `postprocess` maps a row with the columns of the answer to the output row.
     """
-    stage = _EngineStage(config) if isinstance(config, ProcessorConfig) else _EndpointStage(config)
-    return Processor(stage, config.batch_size, preprocess, postprocess)
+    answer = _by_engines(config) if isinstance(config, ProcessorConfig) else _by_endpoint(config)
+    return Processor(answer, config.batch_size, preprocess, postprocess)
 
 
-class _EngineStage:
-    """Stage that answers with engines. Stages with equal engine settings share their engines."""
+def _by_engines(config: ProcessorConfig) -> Answer:
+    """Return a function that answers with engines, which stages with equal engine settings share."""
+    engines, settings = plan_stage(config)
+    settings.open(engines.model)  # raises an error now if the model is unusable
+    row_format = pickle.dumps((settings, engines.model))
+    if engines.workers.notice:
+        print(f"stage: {engines.workers.notice}", file=sys.stderr)
 
-    def __init__(self, config: ProcessorConfig) -> None:
-        self._config = config
-        self._engines, row_format = plan_stage(config)
-        row_format.open(self._engines.model)  # raises an error now if the model is unusable
-        self._row_format = pickle.dumps(row_format)
-        if self._engines.workers.notice:
-            print(f"stage: {self._engines.workers.notice}", file=sys.stderr)
-
-    def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        config = self._config
-        pool = pool_settings(self._engines, choose_places(self._engines, part=POOLS_OF_A_CLUSTER))
-        return blocks.map_batches(
-            AnsweredRows,
-            fn_constructor_args=(SharedPoolSettings(pool=pool, deadline_s=config.deadline_s), self._row_format),
-            fn_constructor_kwargs={"rows": config.rows, "raise_errors": not config.should_continue_on_error},
-            compute=_single_actor(CALLS * config.concurrency),
-            num_cpus=0,
-            batch_format="pyarrow",
-            batch_size=None,
+    def answer(blocks: ray.data.Dataset) -> ray.data.Dataset:
+        pool = pool_settings(engines, choose_places(engines, part=POOLS_OF_A_CLUSTER))
+        shared = SharedPoolSettings(pool=pool, deadline_s=config.deadline_s)
+        raise_errors = not config.should_continue_on_error
+        return _by_actor(
+            blocks, CALLS * config.concurrency, AnsweredRows, shared, row_format, config.rows, raise_errors
         )
 
-
-class _EndpointStage:
-    """Stage that answers with a running endpoint."""
-
-    def __init__(self, config: EndpointProcessorConfig) -> None:
-        config.check()
-        self._config = config
-
-    def answer(self, blocks: ray.data.Dataset) -> ray.data.Dataset:
-        # Allow enough concurrent calls for the next block to start before the last row of a block is answered.
-        calls = 2 + self._config.concurrency // self._config.batch_size
-        return blocks.map_batches(
-            EndpointRows,
-            fn_constructor_args=(self._config,),
-            compute=_single_actor(calls),
-            num_cpus=0,
-            batch_format="pyarrow",
-            batch_size=None,
-        )
+    return answer
 
 
-def _single_actor(calls: int) -> ActorPoolStrategy:
-    """Return a pool of one actor that works on up to `calls` blocks at a time."""
-    return ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=calls, max_concurrent_calls_per_actor=calls)
+def _by_endpoint(config: EndpointProcessorConfig) -> Answer:
+    """Return a function that answers with a running endpoint."""
+    config.check()
+    # Allow enough concurrent calls for the next block to start before the last row of a block is answered.
+    calls = 2 + config.concurrency // config.batch_size
+    return lambda blocks: _by_actor(blocks, calls, EndpointRows, config)
+
+
+def _by_actor(blocks: ray.data.Dataset, calls: int, actor: type, *arguments: object) -> ray.data.Dataset:
+    """Map blocks with one actor, which is made with `arguments` and works on up to `calls` blocks at a time."""
+    return blocks.map_batches(
+        actor,
+        fn_constructor_args=arguments,
+        compute=ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=calls, max_concurrent_calls_per_actor=calls),
+        num_cpus=0,
+        batch_format="pyarrow",
+        batch_size=None,
+    )
 
 
 def _postprocessed(row: dict[str, Any], postprocess: Postprocess) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mars_ray.batch.ray.control_loop import ControlLoop
 from mars_ray.batch.ray.decoder_pool import DecoderPool, PoolSettings, start_decoders
 from mars_ray.batch.rows.row_tables import failure_in, from_table
 from mars_ray.batch.rows.stage_rows import rows_to_answer, with_answers
-from mars_ray.batch.run.live_stats import StageBacklog
+from mars_ray.batch.run.live_stats import RowBacklog
 from mars_ray.control.core.ray_controller import BATCH
 from mars_ray.errors import RunError, UnavailableError
 from mars_ray.ray_actor import ActorClient, SharedActor, remote
@@ -46,14 +46,14 @@ class SharedPool(SharedActor):
 
     def __init__(self, app: str, settings: SharedPoolSettings) -> None:
         self._decoders = start_decoders(settings.pool, app)
-        self._backlogs: dict[str, StageBacklog] = {}
+        self._backlogs: dict[str, RowBacklog] = {}
         self._control_loop = ControlLoop(
             app, settings.pool.control, self._tokens_left, settings.deadline_s, lambda _: None
         )
         self._control_loop.__enter__()
         super().__init__(self)
 
-    async def beat(self, stage: str, backlog: StageBacklog) -> list[Any]:
+    async def beat(self, stage: str, backlog: RowBacklog) -> list[Any]:
         """Record a heartbeat and the backlog of a stage, and return the decoders."""
         self._backlogs[stage] = backlog
         return self._decoders
@@ -86,53 +86,25 @@ class RayPool(ActorClient):
         super().__init__(SharedPool, app, app, settings)
 
 
-class SharedDecoders:
-    """A stage's handle to the shared decoders. Its thread sends heartbeats, which keep the decoders alive."""
+class AnsweredRows:
+    """Actor of one stage. It passes blocks on to the shared decoders and does not import torch.
 
-    def __init__(self, settings: SharedPoolSettings, backlog: StageBacklog) -> None:
+    A thread sends heartbeats, which keep the decoders alive. `rows` is the total number of rows that will arrive, or
+    None if unknown.
+    """
+
+    def __init__(self, settings: SharedPoolSettings, row_format: bytes, rows: int | None, raise_errors: bool) -> None:
         self._settings = settings
-        self.backlog = backlog
+        self._row_format = row_format
+        self._raise_errors = raise_errors
+        self._backlog = RowBacklog(rows=rows)
         job = ray.get_runtime_context().get_job_id()
         digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
         self._app = f"{BATCH}stage-{job}-{digest}"
         self._stage = f"{os.getpid()}-{uuid4().hex}"
         self._decoders: DecoderPool | None = None
         self._pool = RayPool(self._app, settings)
-        threading.Thread(target=self._keep_beating, name="stage-beat", daemon=True).start()
-
-    async def answer(self, rows: pa.Table, row_format: bytes) -> pa.Table:
-        """Return the result of `Decoder.answer`. Raises `RunError` if `POOLS` pools die one after another."""
-        for _ in range(POOLS):
-            try:
-                if self._decoders is None:
-                    self._decoders = DecoderPool(await self._pool.beat(self._stage, self.backlog))
-                return await self._decoders.answer(rows, row_format)
-            except (ActorDiedError, UnavailableError):  # the pool has just ended or was killed
-                self._decoders = None
-        raise RunError(f"the decoders died {POOLS} times with the same block.")
-
-    def _keep_beating(self) -> None:
-        asyncio.run(self._beat_forever())
-
-    async def _beat_forever(self) -> None:
-        pool = RayPool(self._app, self._settings)  # a client belongs to one event loop
-        while True:
-            with suppress(UnavailableError):
-                await pool.beat(self._stage, self.backlog)
-            await asyncio.sleep(BEAT_S)
-
-
-class AnsweredRows:
-    """Actor of one stage. It passes blocks on to the shared decoders and does not import torch.
-
-    `rows` is the total number of rows that will arrive, or None if unknown.
-    """
-
-    def __init__(self, pool: SharedPoolSettings, row_format: bytes, *, rows: int | None, raise_errors: bool) -> None:
-        self._row_format = row_format
-        self._raise_errors = raise_errors
-        self._backlog = StageBacklog(rows=rows)
-        self._decoders = SharedDecoders(pool, self._backlog)
+        threading.Thread(target=lambda: asyncio.run(self._beat_forever()), name="stage-beat", daemon=True).start()
 
     async def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block with their answers.
@@ -141,10 +113,28 @@ class AnsweredRows:
         started.
         """
         self._backlog.arrived += block.num_rows
-        answered = await self._decoders.answer(rows_to_answer(block), self._row_format)
+        answered = await self._answer(rows_to_answer(block))
         if reason := failure_in(answered):
             raise RunError(reason)
         results = from_table(answered)
         self._backlog.done += len(results)
         self._backlog.tokens += sum(sum(result.tokens) for result in results)
         return with_answers(block, results, raise_errors=self._raise_errors)
+
+    async def _answer(self, rows: pa.Table) -> pa.Table:
+        """Return the result of `Decoder.answer`. Raises `RunError` if `POOLS` pools die one after another."""
+        for _ in range(POOLS):
+            try:
+                if self._decoders is None:
+                    self._decoders = DecoderPool(await self._pool.beat(self._stage, self._backlog))
+                return await self._decoders.answer(rows, self._row_format)
+            except (ActorDiedError, UnavailableError):  # the pool has just ended or was killed
+                self._decoders = None
+        raise RunError(f"the decoders died {POOLS} times with the same block.")
+
+    async def _beat_forever(self) -> None:
+        pool = RayPool(self._app, self._settings)  # a client belongs to one event loop
+        while True:
+            with suppress(UnavailableError):
+                await pool.beat(self._stage, self._backlog)
+            await asyncio.sleep(BEAT_S)

@@ -89,29 +89,29 @@ class Survey:
     rows: int = 0
     kinds: ColumnKinds = field(default_factory=dict)
 
-    def add(self, raws: Iterable[bytes]) -> None:
-        """Count rows and note the kinds of their values. Invalid rows are only counted.
+    def add(self, raw: bytes) -> JsonRecord | None:
+        """Count a row, note the kinds of its values, and return its columns. An invalid row is only counted.
 
         Raises `DataError` for too many columns.
         """
-        for raw in raws:
-            self.rows += 1
-            try:
-                fields = parse_object(raw)
-            except (BadRecordError, RecursionError):
-                continue
-            escapes = b"\\ud" in raw or b"\\uD" in raw
-            for name, value in fields.items():
-                known = self.kinds.setdefault(name, [])
-                for kind in _kinds(value, escapes=escapes):
-                    if kind not in known:
-                        known.append(kind)
-                        known.sort()
-            if len(self.kinds) > COLUMNS_MAX:
-                raise DataError(
-                    f"the first {self.rows} rows have more than {COLUMNS_MAX} different columns, and the output would "
-                    "have all of them. Put values whose names differ from row to row into one object column."
-                )
+        self.rows += 1
+        try:
+            fields = parse_object(raw)
+        except BadRecordError:
+            return None
+        escapes = b"\\ud" in raw or b"\\uD" in raw
+        for name, value in fields.items():
+            known = self.kinds.setdefault(name, [])
+            for kind in _kinds(value, escapes=escapes):
+                if kind not in known:
+                    known.append(kind)
+                    known.sort()
+        if len(self.kinds) > COLUMNS_MAX:
+            raise DataError(
+                f"the first {self.rows} rows have more than {COLUMNS_MAX} different columns, and the output would "
+                "have all of them. Put values whose names differ from row to row into one object column."
+            )
+        return fields
 
 
 def united(first: ColumnKinds, second: ColumnKinds) -> ColumnKinds:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
-from mars_ray.batch.rows.row_ids import id_in, own_id
+from mars_ray.batch.rows.row_ids import RowId, id_in
 from mars_ray.batch.rows.row_options import decode_of
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.chat.validation_errors import validation_error
@@ -159,9 +159,10 @@ class OpenAIBatchFormat:
         response = builder.full(answers_of(unaudited, body.n, 0, logprobs=body.shows_logprobs), usage.usage())
         return [_line(row.id, row.id, _response(row.id, 200, response.model_dump(mode="json", exclude_unset=True)))]
 
-    def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
+    def error_record(self, row_id: RowId, raw: bytes, error: Exception) -> JsonRecord:  # noqa: ARG002
         """Return the line for the errors file."""
-        custom_id = own_id(raw, OpenAIFormatSettings.id_column)
+        id = row_id.id
+        custom_id = id if row_id.given else None
         api = error.__cause__
         if not isinstance(api, ApiError) and isinstance(error, RequestError):
             api = api_error(error)
@@ -173,7 +174,8 @@ class OpenAIBatchFormat:
     def _prompt(self, body: ChatCompletionRequest | CompletionRequest) -> tuple[list[int], str, AnswerPlan | None]:
         """Return the prompt as token ids, and as text to show in the output, and the plan of a chat answer."""
         if isinstance(body, ChatCompletionRequest):
-            return self._chat_prompt(body)
+            prompt = self._chat_prompts.render(body, self._limits)
+            return prompt.ids, prompt.text, prompt.plan
         if body.texts:
             [text] = body.texts
             read = infill_prompt(self._infill, text, body.suffix) if body.suffix else text
@@ -185,10 +187,6 @@ class OpenAIBatchFormat:
     @cached_property
     def _infill(self) -> InfillMarkers | None:
         return infill_markers(self._tokenizer.get_vocab())  # a copy of the whole vocabulary, so not once a row
-
-    def _chat_prompt(self, body: ChatCompletionRequest) -> tuple[list[int], str, AnswerPlan]:
-        prompt = self._chat_prompts.render(body, self._limits)
-        return prompt.ids, prompt.text, prompt.plan
 
     def _request(
         self, id: str, body: ChatCompletionRequest | CompletionRequest, prompt: list[int], plan: AnswerPlan | None

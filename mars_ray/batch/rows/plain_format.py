@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mars_ray.batch.rows.columns import kept_name
 from mars_ray.batch.rows.row_format import JsonRecord, ParsedRow, parse_row
-from mars_ray.batch.rows.row_ids import id_in
+from mars_ray.batch.rows.row_ids import RowId, id_in
 from mars_ray.batch.rows.row_options import OPTIONS, decode_of, present, sampling_of
 from mars_ray.batch.rows.template import PromptTemplate
 from mars_ray.chat.conversation import last_user_text
@@ -68,13 +68,20 @@ class PlainFormat:
         messages = self._messages(columns, answered=sampling.max_tokens > 0)
         tools = present(columns, *TOOL_FIELDS)
         tools["tools"] = json_value(tools.get("tools"))
+        plan = None
         if tools["tools"]:
-            return self._with_tools(id, columns, messages, tools, sampling, decode)
-        prompt = self._prompt(messages)
+            rendered = self._chat_prompts.with_tools(messages, tools)
+            plan = rendered.plan
+            sampling = sampling_with_plan(sampling, plan)
+            prompt = tuple(rendered.ids)
+            prompt_text = rendered.text
+        else:
+            prompt = self._prompt(messages)
+            prompt_text = last_user_text(messages)
         if not prompt:
             raise BadRecordError("the chat template renders it as an empty prompt")
         request = Request(id=id, prompt=prompt, sampling=sampling, decode=decode)
-        return ParsedRow(id=id, request=request, prompt_text=last_user_text(messages), columns=columns)
+        return ParsedRow(id=id, request=request, prompt_text=prompt_text, columns=columns, plan=plan)
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return one record for each answer."""
@@ -98,28 +105,14 @@ class PlainFormat:
             for sample, answer in enumerate(answers)
         ]
 
-    def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
+    def error_record(self, row_id: RowId, raw: bytes, error: Exception) -> JsonRecord:
         """Return the id, the reason and the text of a row, with invalid UTF-8 replaced."""
-        return {"id": id, "reason": str(error), "row": raw.decode(errors="replace")}
+        return {"id": row_id.id, "reason": str(error), "row": raw.decode(errors="replace")}
 
     def _messages(self, columns: JsonRecord, *, answered: bool) -> Conversation:
         if self._template is None:
             return prompt_of(columns, self._settings.prompt_column, answered=answered)
         return prompt_of({"prompt": self._template.fill(columns)})
-
-    def _with_tools(
-        self,
-        id: str,
-        columns: JsonRecord,
-        messages: Conversation,
-        tools: JsonRecord,
-        sampling: SamplingParams,
-        decode: DecodeParams,
-    ) -> ParsedRow:
-        prompt = self._chat_prompts.with_tools(messages, tools)
-        sampling = sampling_with_plan(sampling, prompt.plan)
-        request = Request(id=id, prompt=tuple(prompt.ids), sampling=sampling, decode=decode)
-        return ParsedRow(id=id, request=request, prompt_text=prompt.text, columns=columns, plan=prompt.plan)
 
     def _prompt(self, messages: Conversation) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to the beginning of the answer, or whole if it is only scored."""

@@ -13,6 +13,7 @@ from mars_ray.errors import BadRecordError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 
 if TYPE_CHECKING:
+    from mars_ray.batch.rows.row_ids import RowId
     from mars_ray.model.folder import ResolvedModel
 
 JsonRecord = dict[str, Any]
@@ -48,7 +49,7 @@ class RowFormat(Protocol):
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
         """Return the output records of a row. Each answer is one chunk that holds the whole sequence."""
 
-    def error_record(self, id: str, raw: bytes, error: Exception) -> JsonRecord:
+    def error_record(self, row_id: "RowId", raw: bytes, error: Exception) -> JsonRecord:
         """Return the record for the errors file."""
 
 

@@ -9,15 +9,13 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from reprlib import repr as shortened
-from typing import Any, Self
+from typing import Self
 
-from mars_ray.batch.rows.row_format import without_fraction
+from mars_ray.batch.rows.row_format import JsonRecord, without_fraction
 from mars_ray.chat.unicode_text import text_fault
-from mars_ray.data.records import parse_object
 from mars_ray.errors import BadRecordError, RunError
 
 CACHE_KIB = 16 * 1024
@@ -34,7 +32,9 @@ class RowId:
     id: str
     """Id given in the row, or a hash of the row's content. If several rows have the same hash, the k-th has the suffix
     "-k" from the second on."""
-    repeated: bool
+    given: bool = False
+    """True if the row itself specifies the id."""
+    repeated: bool = False
     """True if the row specifies an id that an earlier row already used."""
 
 
@@ -59,25 +59,25 @@ class RowIdAssigner:
     def __exit__(self, *_: object) -> None:
         self._seen.close()
 
-    def assign(self, raws: Sequence[bytes]) -> list[RowId]:
-        """Return the ids of the next rows. Raises `RunError` if the disk is full."""
+    def assign(self, raw: bytes, columns: JsonRecord | None) -> RowId:
+        """Return the id of the next row; `columns` is None for an invalid row. Raises `RunError` if the disk is
+        full."""
+        own_id = None
+        with suppress(BadRecordError):
+            own_id = None if columns is None else id_in(columns, self._column)
+        given = own_id is not None
+        id = _content_hash(raw, columns) if own_id is None else own_id
+        kind = "given" if given else "made"
+        first_key = _key(kind, 1, id)
         try:
-            return [self._row_id(raw) for raw in raws]
+            times = self._count(first_key)
         except sqlite3.Error as error:
             raise RunError(f"Cannot count ids in a temporary file: {error}. Make room, or set TMPDIR.") from error
-
-    def _row_id(self, raw: bytes) -> RowId:
-        columns = None
-        with suppress(BadRecordError):
-            columns = parse_object(raw)
-        own_id = None if columns is None else _usable_id(columns, self._column)
-        id = _content_hash(raw, columns) if own_id is None else own_id
-        kind = "made" if own_id is None else "given"
-        times = self._count(_key(kind, 1, id))
         return RowId(
-            key=_key(kind, times, id),
-            id=id if times == 1 or own_id else f"{id}-{times}",
-            repeated=times > 1 and own_id is not None,
+            key=first_key if times == 1 else _key(kind, times, id),
+            id=id if times == 1 or given else f"{id}-{times}",
+            given=given,
+            repeated=times > 1 and given,
         )
 
     def _count(self, key: bytes) -> int:
@@ -88,22 +88,7 @@ class RowIdAssigner:
         return int(times)
 
 
-def own_id(raw: bytes, column: str) -> str | None:
-    """Return the id in a column of a row, or None if it is missing or unusable. The rest of the row may be invalid."""
-    try:
-        return _usable_id(parse_object(raw), column)
-    except BadRecordError:
-        return None
-
-
-def _usable_id(fields: dict[str, Any], column: str) -> str | None:
-    try:
-        return id_in(fields, column)
-    except BadRecordError:
-        return None
-
-
-def id_in(fields: dict[str, Any], column: str) -> str | None:
+def id_in(fields: JsonRecord, column: str) -> str | None:
     """Return the id in a column, or None if it is missing. Raises `BadRecordError` for an unusable id.
 
     NaN is null, because pandas stores an integer column with nulls as floats, and null as NaN.
@@ -119,7 +104,7 @@ def id_in(fields: dict[str, Any], column: str) -> str | None:
     return str(value)
 
 
-def _content_hash(raw: bytes, columns: dict[str, Any] | None) -> str:
+def _content_hash(raw: bytes, columns: JsonRecord | None) -> str:
     """Return a hash of the row's columns, without null columns. The order of the columns does not matter."""
     content = raw
     if columns is not None:

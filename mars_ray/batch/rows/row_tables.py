@@ -7,7 +7,7 @@ Ray passes on only the text of an exception.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import pyarrow as pa
 
@@ -18,27 +18,13 @@ from mars_ray.traces.engine_call import EndedSequence
 FAILURE = "failure"
 """Name of the column that holds the reason in a failure table. In all other tables, the column is null."""
 ROW_SCHEMA = pa.schema(
-    [("key", pa.binary()), ("id", pa.string()), ("repeated", pa.bool_()), ("raw", pa.binary()), (FAILURE, pa.string())]
+    [("key", pa.binary()), ("id", pa.string()), ("given", pa.bool_()), ("repeated", pa.bool_()), ("raw", pa.binary())]
 )
+ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64()}
+"""Arrow types of the numbers in `EndedSequence`; its other fields are text."""
 SEQUENCE = pa.struct(
-    [
-        ("index", pa.int64()),
-        ("mode", pa.string()),
-        ("ended_unix_s", pa.float64()),
-        ("queued_s", pa.float64()),
-        ("prefill_s", pa.float64()),
-        ("decode_s", pa.float64()),
-        ("reason", pa.string()),
-        ("prompt_tokens", pa.int64()),
-        ("cached_tokens", pa.int64()),
-        ("tokens", pa.int64()),
-        ("forwards", pa.int64()),
-        ("threshold_low", pa.float64()),
-        ("threshold_high", pa.float64()),
-        ("block", pa.int64()),
-    ]
+    [(name, ARROW_TYPES.get(type, pa.string())) for name, type in get_type_hints(EndedSequence).items()]
 )
-"""The fields of `EndedSequence`."""
 RESULT_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -55,9 +41,6 @@ RESULT_SCHEMA = pa.schema(
         (FAILURE, pa.string()),
     ]
 )
-
-READ_RECORDS = 1024
-"""Maximum number of input records in one table of rows."""
 
 
 class RowResult(NamedTuple):
@@ -102,24 +85,15 @@ def as_json(record: JsonRecord, default: Callable[[Any], Any] | None = None) -> 
 
 def to_row_table(row_ids: Sequence[RowId], raws: Sequence[bytes]) -> pa.Table:
     """Return a table of rows and their ids."""
-    columns = {
-        "key": [row_id.key for row_id in row_ids],
-        "id": [row_id.id for row_id in row_ids],
-        "repeated": [row_id.repeated for row_id in row_ids],
-        "raw": list(raws),
-        FAILURE: [None] * len(raws),
-    }
-    return pa.table(columns, schema=ROW_SCHEMA)
+    columns = {name: [getattr(row_id, name) for row_id in row_ids] for name in ROW_SCHEMA.names if name != "raw"}
+    return pa.table(columns | {"raw": list(raws)}, schema=ROW_SCHEMA)
 
 
 def from_row_table(table: pa.Table) -> tuple[list[RowId], list[bytes]]:
     """Return the ids and the rows of a table; the inverse of `to_row_table`."""
-    columns = table.to_pydict()
-    row_ids = [
-        RowId(key=key, id=id, repeated=repeated)
-        for key, id, repeated in zip(columns["key"], columns["id"], columns["repeated"], strict=True)
-    ]
-    return row_ids, columns["raw"]
+    rows = table.to_pylist()
+    raws = [row.pop("raw") for row in rows]
+    return [RowId(**row) for row in rows], raws
 
 
 def to_table(results: Sequence[RowResult]) -> pa.Table:
@@ -139,7 +113,7 @@ def from_table(table: pa.Table) -> list[RowResult]:
 
 
 def failure_table(reason: str) -> pa.Table:
-    """Return a table that reports a failure from which a worker or the input reader cannot recover."""
+    """Return a table that reports a failure from which a worker cannot recover."""
     return pa.Table.from_pylist([{FAILURE: reason}], schema=RESULT_SCHEMA)
 
 

@@ -54,7 +54,7 @@ def rows_to_answer(table: pa.Table) -> pa.Table:
     """Return the requests as rows for a decoder. Equal requests get the same id and therefore the same seed."""
     raws = table[REQUEST].to_pylist()
     row_ids = [
-        RowId(key=number.to_bytes(8, "big"), id=hashlib.sha256(raw).hexdigest()[:ID_DIGITS], repeated=False)
+        RowId(key=number.to_bytes(8, "big"), id=hashlib.sha256(raw).hexdigest()[:ID_DIGITS])
         for number, raw in enumerate(raws)
     ]
     return to_row_table(row_ids, raws)

@@ -7,7 +7,7 @@ from mars_ray.adapter.card import AdapterCard, unnamed
 from mars_ray.adapter.decoding_model import DecodingModel
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import ControlPlan, ControlSettings
-from mars_ray.control.policies.bounds import bounds_of
+from mars_ray.control.policies.policy import bounds_of
 from mars_ray.engine.choose_engine import check_engine
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions

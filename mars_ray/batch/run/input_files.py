@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from mars_ray.batch.output.open_output import is_job_output
+from mars_ray.batch.output.folder import is_job_output
 from mars_ray.batch.rows.plain_format import READ_COLUMNS
 from mars_ray.data.file_patterns import Match, find_matches
 from mars_ray.data.input_file import InputFile, partitions_of

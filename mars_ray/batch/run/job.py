@@ -1,7 +1,7 @@
 """Write results to the output folder as they arrive, and keep the metrics of the job."""
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +10,7 @@ import pyarrow as pa
 from mars_ray.batch.output.folder import OutputFolder
 from mars_ray.batch.output.report import JobMetrics, JobReport, Status, WorkerMetrics
 from mars_ray.batch.rows.row_tables import RowResult, from_table
-from mars_ray.batch.run.live_stats import LiveStats, estimate_tokens_left, worker_of
-
-RECENT_S = 30.0
-"""Seconds over which rates are averaged."""
+from mars_ray.batch.run.live_stats import LiveStats, RowBacklog, worker_of
 
 
 class Job:
@@ -41,10 +38,10 @@ class Job:
         self._done = self._done_before = output.ledger.done
         self._errors = sum(output.ledger.error_counts().values())
         self._tokens_before = self._tokens
-        self._recent: deque[tuple[float, str, int, int]] = deque()
-        """Recent results, as (time, worker, tokens, forwards)."""
+        # Rows, tokens and forwards in the rows that each worker finished in this run.
         self._rows = Counter[str]()
-        """Number of rows that each worker finished in this run."""
+        self._tokens_in_rows = Counter[str]()
+        self._forwards_in_rows = Counter[str]()
         self._threshold: float | None = None
 
     @property
@@ -59,7 +56,7 @@ class Job:
 
     def estimate_tokens_left(self) -> float:
         """Return an estimate of the number of tokens in the rows without a result."""
-        return estimate_tokens_left(left=self.left, done=self._done, tokens=self._tokens)
+        return RowBacklog(rows=self._total, done=self._done, tokens=self._tokens).tokens_left
 
     def add(self, table: pa.Table) -> None:
         """Write a table of results to the output. Raises `RunError` if writing fails."""
@@ -67,31 +64,21 @@ class Job:
         results = from_table(table)
         if self._started_s is None:
             self._started_s = now_s - max((result.age_s for result in results), default=0.0)
-        tokens = Counter[str]()
-        forwards = Counter[str]()
         for result in self._output.take(results, now_s - self._started_s):
             self._on_row(result)
             self._done += 1
             self._errors += result.error is not None
             self._rows[result.worker] += 1
             self._threshold = result.threshold if result.threshold is not None else self._threshold
-            tokens[result.worker] += sum(result.tokens)
-            forwards[result.worker] += sum(result.forwards)
-        self._tokens += tokens.total()
-        self._recent.extend((now_s, worker, tokens[worker], forwards[worker]) for worker in tokens)
+            self._tokens += sum(result.tokens)
+            self._tokens_in_rows[result.worker] += sum(result.tokens)
+            self._forwards_in_rows[result.worker] += sum(result.forwards)
 
     def metrics(self, stats: LiveStats, note: str = "") -> JobMetrics:
         """Return the metrics of the job, including running sequences."""
-        now_s = self._clock()
-        while self._recent and now_s - self._recent[0][0] > RECENT_S:
-            self._recent.popleft()
-        ran_s = 0.0 if self._started_s is None else now_s - self._started_s
-        span_s = max(1e-9, min(RECENT_S, ran_s))
-        tokens = Counter[str]()
-        forwards = Counter[str]()
-        for _, worker, token_count, forward_count in self._recent:
-            tokens[worker] += token_count
-            forwards[worker] += forward_count
+        ran_s = 1e-9 if self._started_s is None else max(1e-9, self._clock() - self._started_s)
+        tokens = self._tokens_in_rows
+        forwards = self._forwards_in_rows
         done_in_run = self._done - self._done_before
         rate = stats.tokens_per_s()
         running = Counter[str]()
@@ -108,7 +95,7 @@ class Job:
             errors=self._errors,
             running=sum(running.values()) if self.left else 0,  # after the last row, reports are outdated
             tokens=max(self._tokens, self._tokens_before + stats.tokens),
-            tokens_per_s=rate if rate is not None else tokens.total() / span_s if tokens else None,
+            tokens_per_s=rate if rate is not None else tokens.total() / ran_s if tokens else None,
             tokens_per_forward=tokens.total() / forwards.total() if forwards.total() else None,
             threshold=self._threshold,
             eta_s=self.left * ran_s / done_in_run if done_in_run else None,
@@ -118,7 +105,7 @@ class Job:
                     name=worker,
                     rows=self._rows[worker],
                     running=running.get(worker, 0),
-                    tokens_per_s=rates.get(worker, tokens[worker] / span_s),
+                    tokens_per_s=rates.get(worker, tokens[worker] / ran_s),
                     tokens_per_forward=tokens[worker] / forwards[worker] if forwards[worker] else None,
                 )
                 for worker in sorted(running.keys() | tokens.keys())

@@ -13,11 +13,10 @@ from pydantic import TypeAdapter
 
 from mars_ray.adapter.decoding_model import DecodingModel, open_decoding_model
 from mars_ray.batch.output.folder import FileFormat, OutputFolder
-from mars_ray.batch.rows.columns import ColumnKinds, Survey
+from mars_ray.batch.rows.columns import ColumnKinds
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
 from mars_ray.batch.rows.row_format import RowFormat, RowFormatSettings
-from mars_ray.batch.rows.row_tables import READ_RECORDS
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.input_files import JobInput, find_input
 from mars_ray.batch.run.options import GenerateOptions
@@ -37,7 +36,6 @@ from mars_ray.errors import (
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import ResolvedDtype
 from mars_ray.model.resolve import short_name
-from mars_ray.progress import ProgressLine
 
 FIRST_ROWS = 100
 """Maximum number of rows to check."""
@@ -155,17 +153,6 @@ def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> Jo
         **_flat(row_format),
     }
     return JobPlan(options=options, input=job_input, engines=engines, row_format=row_format, settings=settings)
-
-
-def survey_input(files: Sequence[InputFile], limit: int | None) -> Survey:
-    """Read the whole input once before any work starts, to find damaged files and to count rows and columns."""
-    survey = Survey()
-    with ProgressLine("read the input", total=None) as progress:
-        for file in files:
-            for chunk in file.read(READ_RECORDS):
-                survey.add(chunk if limit is None else chunk[: limit - survey.rows])
-                progress.update(survey.rows, {})
-    return survey
 
 
 def _rows(files: Sequence[InputFile]) -> Iterator[bytes]:

@@ -71,18 +71,12 @@ class LiveStats:
         return sum(measured) if measured else None
 
 
-def estimate_tokens_left(*, left: int, done: int, tokens: int) -> float:
-    """Estimate the tokens of the `left` unfinished rows from the mean of the `done` rows, which have `tokens` in
-    total."""
-    return left * (tokens / done if done else FIRST_TOKENS)
-
-
 @dataclass(slots=True, kw_only=True)
-class StageBacklog:
-    """Progress of one stage, in rows and tokens."""
+class RowBacklog:
+    """Progress of a job or a stage, in rows and tokens."""
 
     rows: int | None
-    """Total number of rows that will arrive; None if unknown."""
+    """Total number of rows; None if unknown."""
     arrived: int = 0
     done: int = 0
     tokens: int = 0
@@ -90,9 +84,9 @@ class StageBacklog:
 
     @property
     def tokens_left(self) -> float:
-        """Estimated number of tokens still to be generated."""
-        left = max(self.rows or 0, self.arrived) - self.done
-        return estimate_tokens_left(left=left, done=self.done, tokens=self.tokens)
+        """Number of tokens still to be generated, estimated from the mean of the finished rows."""
+        left = max(0, max(self.rows or 0, self.arrived) - self.done)
+        return left * (self.tokens / self.done if self.done else FIRST_TOKENS)
 
 
 def _rate(points: deque[tuple[float, int]]) -> float | None:

@@ -131,7 +131,7 @@ class Worker:
     def _failed(self, row_format: RowFormat, row_id: RowId, raw: bytes, error: MarsRayError) -> RowResult:
         return RowResult(
             key=row_id.key,
-            error=as_json(row_format.error_record(row_id.id, raw, error)),
+            error=as_json(row_format.error_record(row_id, raw, error)),
             reason=str(error),
             **self._origin(),
         )

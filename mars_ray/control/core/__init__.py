@@ -1,1 +1,1 @@
-"""The controller: it takes the reports of all replicas and answers each with a directive."""
+"""The controller, which answers each report with a directive, and the lease by which a replica follows it."""

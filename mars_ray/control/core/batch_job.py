@@ -1,14 +1,17 @@
-"""The batch job that the replicas of a controller work on, as its driver reports it.
+"""The batch job that the replicas of a controller work on, and the load of callers that makes it wait.
 
-In:    the work that is left, and whether workers pause.
-Out:   the state of the job.
-Never: counts work that its driver no longer reports, because nobody does that work.
+In:    the work that is left, and whether workers pause; the status of each online controller.
+Out:   the state of the job; whether its workers must stop taking rows.
+Never: counts work that its driver no longer reports, because nobody does that work, or mistakes a threshold set by an
+       operator for load.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mars_ray.control.cluster_load import Backlog, BatchJobState
 from mars_ray.control.core.replica_registry import ReplicaRegistry
+from mars_ray.control.core.status import ClusterStatus
 
 BACKLOG_S = 15.0
 """Seconds after which a backlog that its driver has not renewed no longer counts. Drivers report once a second."""
@@ -40,3 +43,28 @@ class BatchJob:
             threshold=sum(thresholds) / len(thresholds),
             tokens_s=replicas.tokens_s(),
         )
+
+
+class Yielding:
+    """Makes batch work yield once load affects an online class, until none is affected for `recover_s` seconds."""
+
+    def __init__(self, recover_s: float) -> None:
+        self._recover_s = recover_s
+        self._short_s: float | None = None
+        """Time at which load last affected a class."""
+
+    def follow(self, online: Sequence[ClusterStatus], now_s: float) -> bool:
+        """Return whether batch work must yield now."""
+        short = any(map(_short, online))
+        if short:
+            self._short_s = now_s
+        return short or (self._short_s is not None and now_s - self._short_s < self._recover_s)
+
+
+def _short(status: ClusterStatus) -> bool:
+    """Return whether load affects callers, as shown by lowered thresholds, waiting requests, or missing replicas."""
+    return (
+        any(item.threshold < item.ceiling and item.override is None for item in status.classes)
+        or any(replica.state.waiting for replica in status.replicas)
+        or status.desired_replicas > len(status.replicas)
+    )

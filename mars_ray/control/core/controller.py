@@ -19,18 +19,16 @@ from mars_ray.control.cluster_load import Backlog, ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.batch_job import BatchJob
 from mars_ray.control.core.live_view import FrameHistory, LiveReport, RunningJob
-from mars_ray.control.core.overrides import NullStore, Overrides, OverrideStore
+from mars_ray.control.core.overrides import Overrides, OverrideStore
 from mars_ray.control.core.policy_changes import PolicyChange, PolicyChanges
 from mars_ray.control.core.replica_goal import GoalState, desired_replicas
 from mars_ray.control.core.replica_registry import ReplicaRegistry
 from mars_ray.control.core.status import ClassStatus, ClusterStatus, curve_of
 from mars_ray.control.core.threshold_setter import ThresholdSetter
-from mars_ray.control.policies.bounds import Bounds, bounds_of
-from mars_ray.control.policies.policy import Decision, Policy
+from mars_ray.control.policies.policy import Bounds, Decision, Policy, bounds_of
 from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.control.policies.spare import callers_alone, decide_for_batches, has_batches
 from mars_ray.control.replica_messages import Directive, ReplicaReport
-from mars_ray.control.steady_clock import SteadyClock
 from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.engine.stats.state import notice_of
 from mars_ray.errors import ReportError
@@ -41,6 +39,26 @@ DECIDE_EVERY_S = 1.0
 HOT = 1.0
 """Share of a replica's time that its demand may take at the cluster's thresholds before the replica gets lower ones."""
 COOL = "the replica keeps up at the thresholds of the cluster"
+
+
+class SteadyClock:
+    """A clock that never goes back, built on one that may; call it to get the seconds since it was made.
+
+    It counts only the forward steps of the given clock, because a clock set back by an hour would prolong a lease of
+    five seconds by an hour.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_s = clock()
+        self._passed_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds that have passed."""
+        now_s = self._clock()
+        self._passed_s += max(0.0, now_s - self._last_s)
+        self._last_s = now_s
+        return self._passed_s
 
 
 class Controller:
@@ -66,7 +84,7 @@ class Controller:
         self._policy_state = self._policy.initial
         self._now_s = SteadyClock(clock)
         self._replicas = ReplicaRegistry(settings.lease_s)
-        self._overrides = Overrides(plan, store or NullStore(), unix_clock)
+        self._overrides = Overrides(plan, store, unix_clock)
         self._setter = ThresholdSetter(settings.recover_s, self._overrides, self._replicas)
         self._job = BatchJob()
         self._unix_s = unix_clock

@@ -25,50 +25,31 @@ class Override:
 
 
 _BY_CLASS = TypeAdapter(dict[str, Override])
-
-
-def to_json(overrides: dict[str, Override]) -> bytes:
-    """Return overrides, keyed by class, as JSON that `from_json` can read."""
-    return _BY_CLASS.dump_json(overrides)
-
-
-def from_json(text: bytes) -> dict[str, Override]:
-    """Return the overrides, keyed by class, from JSON that `to_json` wrote."""
-    return _BY_CLASS.validate_json(text)
+"""Overrides by class, whose JSON is stored."""
 
 
 class OverrideStore(Protocol):
-    """Storage in which overrides survive a restart of the controller."""
+    """Storage in which the JSON of overrides survives a restart of the controller."""
 
-    def load(self) -> dict[str, Override]:
-        """Return the overrides that were saved last, keyed by class."""
+    def load(self) -> bytes | None:
+        """Return the JSON that was saved last; None if there is none."""
 
-    def save(self, overrides: dict[str, Override]) -> None:
-        """Replace the saved overrides."""
-
-
-class NullStore:
-    """An `OverrideStore` that keeps nothing."""
-
-    def load(self) -> dict[str, Override]:
-        """Return no overrides."""
-        return {}
-
-    def save(self, overrides: dict[str, Override]) -> None:
-        """Do nothing."""
+    def save(self, overrides: bytes) -> None:
+        """Replace the saved JSON."""
 
 
 class Overrides:
     """The overrides of all classes. Stored overrides are restored if they still fit the plan."""
 
-    def __init__(self, plan: ControlPlan, store: OverrideStore, unix_clock: Callable[[], float]) -> None:
+    def __init__(self, plan: ControlPlan, store: OverrideStore | None, unix_clock: Callable[[], float]) -> None:
         self._plan = plan
         self._store = store
         self._unix_s = unix_clock
         self._names = [service_class.name for service_class in plan.classes]
+        saved = store.load() if store else None
         self._by_class = {
             name: override
-            for name, override in store.load().items()
+            for name, override in (_BY_CLASS.validate_json(saved) if saved else {}).items()
             if name in self._names and plan.floor(name) <= override.threshold <= plan.ceiling
         }
 
@@ -116,5 +97,6 @@ class Overrides:
         return self._names if name is None else [name]
 
     def _replace(self, overrides: dict[str, Override]) -> None:
-        self._store.save(overrides)  # save first: an override that was confirmed to an operator must survive a crash
+        if self._store:  # save first: an override that was confirmed to an operator must survive a crash
+            self._store.save(_BY_CLASS.dump_json(overrides))
         self._by_class = overrides

@@ -13,7 +13,6 @@ from functools import partial
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.live_view import RunningJob
-from mars_ray.control.core.overrides import Override, from_json, to_json
 from mars_ray.control.core.policy_changes import PolicyChange
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.ray_actor import ActorClient, SharedActor, ask_actors, kill_actors, remote
@@ -104,9 +103,8 @@ class _ClusterStore:
     def __init__(self, app: str, model: str) -> None:
         self._key = f"overrides:{app}:{model}"
 
-    def load(self) -> dict[str, Override]:
-        saved = kv_get(self._key)
-        return from_json(saved) if saved else {}
+    def load(self) -> bytes | None:
+        return kv_get(self._key)
 
-    def save(self, overrides: dict[str, Override]) -> None:
-        kv_put(self._key, to_json(overrides))
+    def save(self, overrides: bytes) -> None:
+        kv_put(self._key, overrides)

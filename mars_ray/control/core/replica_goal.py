@@ -15,8 +15,8 @@ from math import ceil
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.policies.capacity import worst_latency
 from mars_ray.control.policies.spare import callers_alone, has_batches, needed_replicas
-from mars_ray.control.policies.worth import worst_latency
 
 WELL_USED = 0.8
 """Share of a replica's time that demand should take at full quality, as long as no promise has taught another."""

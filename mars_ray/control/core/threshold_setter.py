@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from mars_ray.control.core.overrides import Overrides
 from mars_ray.control.core.replica_registry import ReplicaRegistry
-from mars_ray.control.policies.bounds import Bounds
-from mars_ray.control.policies.policy import Decision
+from mars_ray.control.policies.policy import Bounds, Decision
 
 
 class Smoother:

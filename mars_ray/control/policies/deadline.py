@@ -8,8 +8,7 @@ import numpy as np
 
 from mars_ray.control.cluster_load import BatchJobState, ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.policies.bounds import Bounds
-from mars_ray.control.policies.policy import Decision, Policy
+from mars_ray.control.policies.policy import Bounds, Decision, Policy
 from mars_ray.control.replica_speed import ReplicaSpeed
 
 LEVEL = 0.005

@@ -5,10 +5,9 @@ from typing import Any
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan, PolicyName
-from mars_ray.control.policies.bounds import Bounds
 from mars_ray.control.policies.capacity import CAPACITY
 from mars_ray.control.policies.deadline import DEADLINE
-from mars_ray.control.policies.policy import Decision, Policy
+from mars_ray.control.policies.policy import Bounds, Decision, Policy
 
 
 def decide_fixed(

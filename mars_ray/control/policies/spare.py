@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mars_ray.control.cluster_load import ClusterLoad
-from mars_ray.control.policies.bounds import Bounds
-from mars_ray.control.policies.policy import Decision
+from mars_ray.control.policies.policy import Bounds, Decision
 from mars_ray.engine.service_class import BATCH_CLASS
 
 LEAST_S = 1.0

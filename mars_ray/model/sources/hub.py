@@ -5,8 +5,6 @@ HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE, resumes interrupted down
 goes to standard error.
 """
 
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,60 +22,13 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from huggingface_hub.utils import tqdm as HubBar
 
 from mars_ray.errors import ModelError
-from mars_ray.model.card import CARD_FILE
+from mars_ray.model.resolve import HubName, hub_name_of
+from mars_ray.model.sources.store import FILES, LEFT_OUT
 from mars_ray.progress import ProgressLine
-
-FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",  # shows that the folder is an adapter, which is refused
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    CARD_FILE,
-)
-"""Files to download."""
-LEFT_OUT = ("*/*", "consolidated*.safetensors")
-"""Files to leave out: files in subfolders, and second copies of the weights."""
 
 WRITTEN = "huggingface_hub.snapshot_download"
 """Name of the library's progress bar over the written bytes of all files."""
 MEGABYTE = 1_000_000
-
-_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
-
-
-@dataclass(frozen=True, slots=True)
-class HubName:
-    """A model on a hub: `organisation/name`, and a branch, tag or commit, where None means the newest commit."""
-
-    repository: str
-    revision: str | None
-
-    def __str__(self) -> str:
-        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
-
-
-def parse_hub_name(name: str) -> HubName | None:
-    """Parse `organisation/name` or `organisation/name@revision`; return None for any other text."""
-    match = _NAME.fullmatch(name)
-    return HubName(match["repository"], match["revision"]) if match else None
-
-
-def hub_name_of(folder: Path) -> HubName | None:
-    """Return the model and commit of a folder in the cache, or None for any other folder."""
-    snapshots = folder.parent
-    repository = snapshots.parent.name.split("--")
-    if snapshots.name != "snapshots" or repository[0] != "models" or len(repository) < 3:
-        return None
-    return HubName(f"{repository[1]}/{'--'.join(repository[2:])}", folder.name)
 
 
 def cached_names() -> list[str]:

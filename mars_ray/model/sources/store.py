@@ -7,10 +7,29 @@ from typing import Any
 from upath import UPath
 
 from mars_ray.errors import DataError, ModelError
-from mars_ray.model.sources.hub import FILES, LEFT_OUT
+from mars_ray.model.card import CARD_FILE
 from mars_ray.model.sources.node_cache import RemoteFile, fetched
 from mars_ray.storage.location import AnyPath, check_reachable, locate_url, store_errors
 
+FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",  # shows that the folder is an adapter, which is refused
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    CARD_FILE,
+)
+"""Files of a model to fetch from a hub or a store."""
+LEFT_OUT = ("*/*", "consolidated*.safetensors")
+"""Files to leave out: files in subfolders, and second copies of the weights."""
 VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified")
 """Fields in the metadata of various stores that change with the content of a file."""
 

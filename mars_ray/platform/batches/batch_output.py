@@ -16,9 +16,8 @@ from typing import Any, Self, TypeVar
 
 from openai.types.batch_usage import BatchUsage, InputTokensDetails, OutputTokensDetails
 
-from mars_ray.batch.output.folder import OutputFolder
+from mars_ray.batch.output.folder import OutputFolder, open_output
 from mars_ray.batch.output.ledger import undone
-from mars_ray.batch.output.open_output import open_output
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.platform.batches.storage_paths import lines_of, make_folder, names_in
 from mars_ray.storage.location import AnyPath

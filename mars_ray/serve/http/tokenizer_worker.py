@@ -35,8 +35,8 @@ def main(folder: Path) -> None:
     from mars_ray.data.chat import ChatEncoder, template_of
     from mars_ray.errors import MarsRayError
     from mars_ray.model.architecture import decoder_config
+    from mars_ray.model.folder import check_tokenizer, load_tokenizer
     from mars_ray.model.json_object import read_json_object
-    from mars_ray.model.tokenizer import check_tokenizer, load_tokenizer
     from mars_ray.openai_api.infill import infill_markers
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:

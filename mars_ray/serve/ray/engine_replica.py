@@ -8,9 +8,8 @@ from functools import partial
 import ray
 from ray import serve
 
+from mars_ray.control.core.lease import EVERY_S, Lease, run_heartbeats
 from mars_ray.control.core.ray_controller import RayController
-from mars_ray.control.replica.heartbeat import EVERY_S, run_heartbeats
-from mars_ray.control.replica.lease import Lease
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.errors import ReplicaLostError
 from mars_ray.model.resolve import resolve_model

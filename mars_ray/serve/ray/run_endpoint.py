@@ -17,7 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from mars_ray.adapter.card import resolve_adapters
 from mars_ray.control.core.ray_controller import remove_controllers
-from mars_ray.control.policies.bounds import bounds_of, describe_bounds
+from mars_ray.control.policies.policy import bounds_of, describe_bounds
 from mars_ray.engine.choose_engine import check_engine
 from mars_ray.errors import ConfigError, InterruptedRunError, ModelError, ServeError
 from mars_ray.model.folder import check_folder

@@ -17,8 +17,7 @@ from prometheus_client import REGISTRY
 
 from mars_ray.adapter.card import AdapterCard, decoding_card
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.replica.heartbeat import run_heartbeats
-from mars_ray.control.replica.lease import Lease
+from mars_ray.control.core.lease import Lease, run_heartbeats
 from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import Card, accuracies, agreements

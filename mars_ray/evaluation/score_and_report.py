@@ -3,22 +3,24 @@
 Agreement, verdicts on code and speed are cached, so a resumed run does not measure them again.
 """
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.engine.core.load import best_device
 from mars_ray.engine.options import EngineOptions
-from mars_ray.evaluation.number_cache import NumberCache
-from mars_ray.evaluation.report.page import evaluate_page
+from mars_ray.evaluation.metrics import metrics_of, stops_of
+from mars_ray.evaluation.prepare import PreparedEvaluation
+from mars_ray.evaluation.report_page import Disagreement, disagreements, evaluate_page
 from mars_ray.evaluation.results import RESULTS_FILE, Results, SpeedMeasurement, read_model, write_model
-from mars_ray.evaluation.run.prepare import PreparedEvaluation
-from mars_ray.evaluation.run.speed import measure_speed
-from mars_ray.evaluation.scoring.disagreements import Disagreement, disagreements
-from mars_ray.evaluation.scoring.metrics import metrics_of, stops_of
-from mars_ray.evaluation.scoring.scorer import LazyCheckpoint, Scorer
+from mars_ray.evaluation.scorer import NumberCache, Scorer
 from mars_ray.evaluation.settings import AR
+from mars_ray.evaluation.speed import measure_speed
+from mars_ray.model.checkpoint import Checkpoint, load_model
 from mars_ray.model.threads import threads_alone
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.storage.location import AnyPath
@@ -27,7 +29,7 @@ from mars_ray.storage.whole_file import write_file
 
 def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
     """Score the answers in the folder `rows`, measure speed, and write all results."""
-    checkpoint = LazyCheckpoint(prepared.model)
+    checkpoint = cache(partial(load_model, prepared.decoding.base, device=best_device()))
     greedy = prepared.options.temperature == 0
     scorer = Scorer(
         checkpoint=checkpoint,
@@ -51,24 +53,25 @@ def score_and_report(prepared: PreparedEvaluation, rows: Path) -> Results:
     return results
 
 
-def _speed(prepared: PreparedEvaluation, checkpoint: LazyCheckpoint) -> SpeedMeasurement:
+def _speed(prepared: PreparedEvaluation, checkpoint: Callable[[], Checkpoint]) -> SpeedMeasurement:
     """Return the speeds that an earlier run measured, or measure them now."""
     path = prepared.folder / "speed.json"
     if path.exists():
         return read_model(path, SpeedMeasurement)
     previous_threads = torch.get_num_threads()
     workers = prepared.options.workers
-    torch.set_num_threads(
-        int(workers.cpus or 0) or threads_alone(prepared.model.parameters.total())
-    )  # as many as a worker has
+    model = prepared.decoding.base
+    adapter = prepared.decoding.adapter
+    # As many threads as a worker has.
+    torch.set_num_threads(int(workers.cpus or 0) or threads_alone(model.parameters.total()))
     try:
         measurement = measure_speed(
-            checkpoint.loaded,
+            checkpoint(),
             prepared.tasks,
             prepared.settings,
             prepared.sampling,
             options=EngineOptions(**workers.tuning),
-            adapter=load_adapter(prepared.adapter, prepared.model.folder) if prepared.adapter else None,
+            adapter=load_adapter(adapter, model.folder) if adapter else None,
         )
     finally:
         torch.set_num_threads(previous_threads)

@@ -22,7 +22,7 @@ from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import BadRecordError, DataError, RequestError
 from mars_ray.evaluation.results import SettingSpeed, SpeedMeasurement
 from mars_ray.evaluation.settings import DecodingSetting
-from mars_ray.evaluation.tasks.registry import Question, Task
+from mars_ray.evaluation.tasks import Question, Task
 from mars_ray.measure import Sample, interleaved, machine
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine

@@ -1,7 +1,5 @@
 """Evaluate a model: answer the questions in a Ray job, score the answers, measure speed, and write the report."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from mars_ray.batch.ray.generate_files import run_job
@@ -9,12 +7,10 @@ from mars_ray.batch.run.job_plan import plan_job
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import InterruptedRunError, check_kind
+from mars_ray.evaluation.prepare import EvaluateOptions, job_rows, keep_plan, prepare_evaluation
 from mars_ray.evaluation.results import Results
-from mars_ray.evaluation.run.options import EvaluateOptions
-from mars_ray.evaluation.run.prepare import job_rows, keep_plan, prepare_evaluation
-from mars_ray.evaluation.run.score_and_report import score_and_report
+from mars_ray.evaluation.score_and_report import score_and_report
 from mars_ray.model.sources.store import folder_here
-from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_lines
 
 
@@ -26,7 +22,7 @@ def evaluate(options: EvaluateOptions) -> Results:
     """
     check_kind("options", options, EvaluateOptions)
     prepared = prepare_evaluation(options)
-    with _report_ctrl_c(options.output):
+    try:
         keep_plan(prepared)
         questions = options.output / "questions.jsonl"
         write_lines(questions, job_rows(prepared))
@@ -43,11 +39,7 @@ def evaluate(options: EvaluateOptions) -> Results:
         )
         run_job(plan_job(job, prepared.decoding))
         return score_and_report(prepared, folder_here(prepared.answers / "rows"))
-
-
-@contextmanager
-def _report_ctrl_c(folder: AnyPath) -> Iterator[None]:
-    try:
-        yield
     except KeyboardInterrupt:
-        raise InterruptedRunError(f"Stopped; finished work is in {folder}. The same command resumes it.") from None
+        raise InterruptedRunError(
+            f"Stopped; finished work is in {options.output}. The same command resumes it."
+        ) from None

@@ -13,8 +13,7 @@ from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.split import examples
 from mars_ray.engine.checked_fields import check_fields
 from mars_ray.errors import ConfigError, DataError, did_you_mean
-from mars_ray.evaluation.tasks.benchmarks import BENCHMARK_TOKENS, BENCHMARKS
-from mars_ray.evaluation.tasks.reference_file import Referenced, read_references
+from mars_ray.evaluation.task_files import BENCHMARK_TOKENS, BENCHMARKS, Referenced, read_references
 from mars_ray.storage.location import PathOrUrl, check_reachable, locate
 
 ALL_FAMILIES = "families"
@@ -36,7 +35,7 @@ class Question:
     messages: Conversation
     reference: str
     match: str
-    """Kind of comparison with the reference: a name in `verify.MATCHES`, or "code"."""
+    """Kind of comparison with the reference: a name in `task_files.MATCHES`, or "code"."""
 
     @property
     def name(self) -> str:

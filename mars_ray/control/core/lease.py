@@ -1,26 +1,33 @@
-"""The lease of a replica, which numbers reports, follows directives, and decides alone while none is in force.
+"""The replica's side of control: heartbeats report the state of its engine, and its lease follows the directives.
 
-In:    states of the engine, directives in any order, a clock.
-Out:   numbered reports; the thresholds in force.
+In:    an engine, a function that sends reports, directives in any order, a clock.
+Out:   numbered reports; thresholds set in the engine, once a second.
 Never: follows a directive whose lease has ended, or one that is out of bounds, for another replica, older than the last
-       one, or from a controller that has been replaced.
+       one, or from a controller that has been replaced; waits for a controller longer than one heartbeat, or stops
+       because a controller fails.
 """
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.core.controller import Controller
+from mars_ray.control.core.controller import Controller, SteadyClock
 from mars_ray.control.replica_messages import Directive, ReplicaReport
-from mars_ray.control.steady_clock import SteadyClock
 from mars_ray.engine.stats.state import EngineState
+from mars_ray.errors import ReportError
 
 log = logging.getLogger(__name__)
 
+EVERY_S = 1.0
+"""Seconds from one heartbeat to the next."""
 REPORTS_KEPT = 64
 """Number of reports whose times are kept. Answers to older reports are ignored."""
+
+Send = Callable[[ReplicaReport], Awaitable[Directive]]
 
 
 class Lease:
@@ -106,3 +113,42 @@ class Lease:
 
     def _names(self) -> set[str]:
         return {service_class.name for service_class in self._plan.classes}
+
+
+class ControlledEngine(Protocol):
+    """Interface of an engine to its heartbeats. Both methods raise an error if the engine is gone."""
+
+    async def state(self) -> EngineState:
+        """Return the state of the engine."""
+
+    def set_thresholds(self, by_class: Mapping[str, float], /) -> None:
+        """Set the thresholds of classes from the next step on."""
+
+
+async def run_heartbeats(engine: ControlledEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
+    """Send heartbeats until cancelled. Raises the engine's error when the engine is gone."""
+    while True:
+        next_s = asyncio.get_running_loop().time() + every_s
+        await send_heartbeat(engine, lease, send, every_s)
+        await asyncio.sleep(next_s - asyncio.get_running_loop().time())
+
+
+async def send_heartbeat(engine: ControlledEngine, lease: Lease, send: Send, within_s: float) -> None:
+    """Report once, wait up to `within_s` seconds for the answer, and set the engine to the thresholds then in force.
+
+    Raises the engine's error when the engine is gone.
+    """
+    state = await engine.state()
+    try:
+        report = lease.report(state)
+    except ReportError as error:  # the next report may be valid
+        log.error("skipping a heartbeat: %s", error)
+        return
+    try:
+        async with asyncio.timeout(within_s):
+            lease.take(await send(report))
+    except Exception as error:  # whatever the failure, the lease decides which thresholds are in force
+        log.debug("received no directive: %r", error)
+    thresholds = lease.in_force(report).thresholds
+    if thresholds != {class_state.name: class_state.threshold for class_state in state.classes}:
+        engine.set_thresholds(thresholds)

@@ -6,29 +6,56 @@ Each row names its mode, threshold and seed, so that answers depend on neither l
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.adapter.decoding_model import DecodingModel, open_decoding_model
+from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.engine.checked_fields import Numbers, Texts, check_fields
 from mars_ray.engine.request import SamplingParams, seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
+from mars_ray.evaluation.code_check import check_sandbox
 from mars_ray.evaluation.results import EvaluationPlan, read_model, write_model
-from mars_ray.evaluation.run.options import EvaluateOptions
-from mars_ray.evaluation.scoring.code_check import check_sandbox
-from mars_ray.evaluation.scoring.scorer import row_id
+from mars_ray.evaluation.scorer import row_id
 from mars_ray.evaluation.settings import DecodingSetting, block_of, settings_of
-from mars_ray.evaluation.tasks.registry import Question, Task, open_tasks
+from mars_ray.evaluation.tasks import Question, Task, TaskOptions, open_tasks
 from mars_ray.model.digest import folder_digest
-from mars_ray.model.folder import ResolvedModel
-from mars_ray.model.resolve import model_label, pin
-from mars_ray.storage.location import AnyPath, check_reachable, store_errors
+from mars_ray.model.resolve import Name, model_label, pin
+from mars_ray.storage.location import AnyPath, PathOrUrl, check_reachable, store_errors
 
 PLAN_FILE = "plan.json"
 NAMES_ONLY = {"model", "dtype_reason"}
 """Fields of a plan that may differ when a run is resumed, because the results do not depend on them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOptions:
+    """Tasks, model and settings of an evaluation. Raises `ConfigError` for an option of a wrong type."""
+
+    output: PathOrUrl
+    """Folder, local or in an object store. It must be absent or empty, or hold an earlier run of this evaluation, which
+    is then resumed."""
+    tasks: Texts
+    """Names of task families or benchmarks, or paths of files with prompts and references."""
+    questions: TaskOptions = field(default_factory=TaskOptions)
+    model: Name = "bundled"
+    """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
+    adapter: Name | None = None
+    """Adapter that was trained for the model: 'smollm2', a folder, or a name on a hub."""
+    modes: Texts = ("ar", "exact", "threshold")
+    """Modes to compare; `ar` is always added."""
+    thresholds: Numbers = (0.99, 0.95, 0.9, 0.8, 0.6)
+    """Thresholds of mode `threshold`."""
+    temperature: float = 0.0
+    """Sampling temperature. Above 0, each question has its own seed, which is the same in all settings."""
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
+    """Options of the workers."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +70,6 @@ class PreparedEvaluation:
     options: EvaluateOptions
     """Options with the resolved dtype, and with hub names pinned to commits."""
     tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def model(self) -> ResolvedModel:
-        """Model to evaluate."""
-        return self.decoding.base
-
-    @property
-    def adapter(self) -> Path | None:
-        """Absolute folder of the adapter."""
-        return self.decoding.adapter
 
     @property
     def answers(self) -> AnyPath:

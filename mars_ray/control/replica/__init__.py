@@ -1,1 +1,0 @@
-"""The replica's side of control: it sends reports and follows directives."""

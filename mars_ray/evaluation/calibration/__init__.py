@@ -1,1 +1,0 @@
-"""Measure speed, agreement and accuracy of a model at each threshold, for its card."""

@@ -1,1 +1,0 @@
-"""Report of an evaluation: an HTML page with charts."""

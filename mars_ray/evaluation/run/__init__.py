@@ -1,1 +1,0 @@
-"""Run an evaluation, from its options to its report."""

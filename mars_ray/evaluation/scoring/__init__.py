@@ -1,1 +1,0 @@
-"""Compute scores, agreement and statistics from answers."""

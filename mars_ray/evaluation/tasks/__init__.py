@@ -1,1 +1,0 @@
-"""Tasks of an evaluation: questions with references."""
