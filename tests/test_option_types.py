@@ -33,6 +33,7 @@ from mars_ray.batch.run.processor_config import ProcessorConfig
 from mars_ray.errors import ConfigError, ModelError, RequestError
 from mars_ray.evaluation.tasks import TaskOptions
 from mars_ray.simulate.options import SimulateOptions
+from tests.samples import JUNK
 
 TRAINING = {
     "model": "bundled",
@@ -65,24 +66,6 @@ def made(kind: Callable[..., Any], **options: Any) -> Any:
 
 def options_of(kind: Any) -> list[str]:
     return list(kind.model_fields) if issubclass(kind, BaseModel) else [field.name for field in fields(kind)]
-
-
-JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | st.builds(object)
-    | st.sampled_from([int, Path("a"), np.float32(0.5), np.array(3), np.array([1, 2]), range(3), 1j, {1, 2}]),
-    lambda children: (
-        st.lists(children, max_size=3)
-        | st.dictionaries(st.text() | st.integers(), children, max_size=2)
-        | st.tuples(children)
-    ),
-    max_leaves=4,
-)
 
 
 @pytest.mark.parametrize(("kind", "required"), CLASSES, ids=lambda value: getattr(value, "__name__", ""))

@@ -1,23 +1,25 @@
 """Fields that clients and data sets are known to have in conversations and that change no prompt, with their sources.
 
 Clients send earlier answers back with extra fields: parsed objects, fields of other providers, and their own notes.
-Data sets have notes on their turns. Any other field that a message does
-not have is refused, so that misspelt ones are noticed.
+Data sets have notes on their turns. Any other field that a message does not have is refused, so that misspelt ones are
+noticed. The platform has the fields of its own APIs.
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from mars_ray.chat.request_body import RequestBody
+from mars_ray.chat.request_body import PARTS_MAX, RequestBody
+from mars_ray.errors import RequestError
 
-_EVERYWHERE = {
+EVERYWHERE = {
     "cache_control": "Anthropic's prompt caching; LiteLLM and agents set it on messages, parts, calls and tools",
     "provider_specific_fields": "LiteLLM's Message, its calls and functions: fields of the answer's provider",
     "extra_content": "Google's OpenAI-compatible API: signatures of thoughts, on messages and calls",
 }
-_MESSAGE = _EVERYWHERE | {
+"""Fields of messages, parts and calls of any API."""
+_MESSAGE = EVERYWHERE | {
     "created_at": "agents that note the time of a turn",
     "id": "the Responses API, LangChain and AG-UI: id of the message",
     "index": "openai's stream(...).get_final_completion() and clients that merge a choice into its message",
@@ -48,7 +50,7 @@ _ASSISTANT = {
     "thinking_blocks": "LiteLLM's Message and openai-agents: Anthropic's reasoning with signatures",
     "token_ids": "vLLM's choices",
 }
-_PART = _EVERYWHERE | {
+_PART = EVERYWHERE | {
     "annotations": "LangChain's text blocks and the Responses API",
     "citations": "Anthropic's text blocks, by way of LiteLLM",
     "extras": "LangChain's content blocks: fields of the answer's provider",
@@ -57,7 +59,7 @@ _PART = _EVERYWHERE | {
     "logprobs": "the Responses API",
     "prompt_cache_breakpoint": "openai.types.chat.ChatCompletionContentPartTextParam",
 }
-_CALL = _EVERYWHERE | {
+_CALL = EVERYWHERE | {
     "index": "openai's stream(...).get_final_completion() and LiteLLM: place of the call in the stream",
     "status": "agents: completed, incomplete",
     "thought_signature": "Google's models behind gateways",
@@ -76,39 +78,6 @@ _DEFINITION = {
     "output_schema": "openai.types.responses.FunctionTool: schema of the result",
     "return": "transformers.utils.get_json_schema: schema of the result",
 }
-_ITEM = _EVERYWHERE | {
-    "annotations": "openai.types.responses.ResponseOutputText: places in the text that cite a source",
-    "caller": "openai.types.responses.ResponseFunctionToolCall: the model or its program called",
-    "created_by": "the Responses API: the part of an agent that made the item",
-    "encrypted_content": "openai.types.responses.ResponseReasoningItem: the reasoning for OpenAI's servers alone",
-    "id": "the Responses API: id of the item",
-    "logprobs": "openai.types.responses.ResponseOutputText",
-    "parsed": "openai's responses.parse(): the text as an object",
-    "parsed_arguments": "openai's responses.parse(): the arguments as an object",
-    "phase": "the Responses API: whether a message is commentary or the final answer",
-    "prompt_cache_breakpoint": "openai.types.responses.ResponseInputTextParam",
-    "status": "the Responses API: completed, incomplete",
-}
-_BLOCK = {
-    "cache_control": "Anthropic's prompt caching",
-    "caller": "anthropic.types.ToolUseBlock: the model or its code called",
-    "citations": "anthropic.types.TextBlock: places in sources",
-    "parsed_output": "anthropic's messages.parse(): the text as an object",
-    "toolset_name": "anthropic.types.ToolUseBlock",
-}
-_ANTHROPIC_MESSAGE = {
-    "cache_control": "agents that mark a message instead of its last block",
-    "container": "anthropic.types.Message: where tools of Anthropic's servers ran",
-    "diagnostics": "anthropic.types.Message",
-    "id": "anthropic.types.Message",
-    "model": "anthropic.types.Message",
-    "stop_details": "anthropic.types.Message",
-    "stop_reason": "anthropic.types.Message",
-    "stop_sequence": "anthropic.types.Message",
-    "type": "anthropic.types.Message",
-    "usage": "anthropic.types.Message",
-}
-
 MESSAGE_FIELDS = frozenset(_MESSAGE)
 """Fields of a message that have no effect."""
 ASSISTANT_FIELDS = MESSAGE_FIELDS | _ASSISTANT.keys()
@@ -121,17 +90,30 @@ FUNCTION_FIELDS = frozenset(_FUNCTION)
 """Fields of a function in a tool call that have no effect."""
 DEFINITION_FIELDS = frozenset(_DEFINITION)
 """Fields of a tool, and of the definition of its function, without effect."""
-ITEM_FIELDS = frozenset(_ITEM)
-"""Fields of an item of the Responses API, or of a part of its content, that have no effect."""
-BLOCK_FIELDS = frozenset(_BLOCK)
-"""Fields of a block of Anthropic's API without effect."""
-ANTHROPIC_MESSAGE_FIELDS = frozenset(_ANTHROPIC_MESSAGE)
-"""Fields of a message of Anthropic's API without effect."""
 
 
 def kept_fields(value: dict[str, Any], unused: Set[str]) -> dict[str, Any]:
     """Return the fields of an object that take effect: those that are neither null nor unused."""
     return {name: item for name, item in value.items() if item is not None and name not in unused}
+
+
+def joined_texts(content: Any, unused: Set[str], kinds: Sequence[str] = ("text",), param: str | None = None) -> Any:
+    """Return a list of text parts as one text, and any other content as it is, so that pydantic checks it.
+
+    Joining avoids a pydantic model per part: a body has room for 40,000 parts, and that many models would delay all
+    other callers. Raises `RequestError` for a part of another kind, if `param` names the field of the content.
+    """
+    if not isinstance(content, list) or not 1 <= len(content) <= PARTS_MAX:
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if param is not None and isinstance(kind, str) and kind not in kinds:
+            raise RequestError(f"content of type {kind[:40]!r} is not supported; only text is.", param=param)
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            return content
+        if len(part) > 2 and kept_fields(part, unused).keys() != {"type", "text"}:
+            return content
+    return "".join(part["text"] for part in content)
 
 
 class SentBack(RequestBody):

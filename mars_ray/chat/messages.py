@@ -12,10 +12,9 @@ from mars_ray.chat.client_fields import (
     MESSAGE_FIELDS,
     PART_FIELDS,
     SentBack,
-    kept_fields,
+    joined_texts,
 )
-from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX
-from mars_ray.chat.request_body import Items, tagged_by
+from mars_ray.chat.request_body import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, Items, tagged_by
 from mars_ray.errors import RequestError
 
 MAY_BE_EMPTY = ("assistant", "tool", "function")
@@ -29,25 +28,6 @@ class TextPart(SentBack):
 
     type: Literal["text"]
     text: str
-
-
-def _text_of_parts(parts: list[Any]) -> str | None:
-    """Return text parts joined to one text; None if a part is invalid, so that pydantic reports the error.
-
-    Raises `RequestError` for parts of other kinds. Joining avoids a pydantic model per part: a body has room for
-    40,000 parts, and that many models would delay all other callers.
-    """
-    if not 1 <= len(parts) <= PARTS_MAX:
-        return None
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise RequestError(f"content of type {kind[:40]!r} is not supported; only text is.", param="messages")
-        if kind is None or not isinstance(part.get("text"), str):
-            return None
-        if len(part) > 2 and kept_fields(part, PART_FIELDS).keys() != {"type", "text"}:
-            return None
-    return "".join(part["text"] for part in parts)
 
 
 class _BaseMessage(SentBack):
@@ -73,8 +53,8 @@ def _with_one_text(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose parts of text are one text. An answer and a result may be empty, without any part."""
     if not isinstance(parts := message.get("content"), list):
         return message
-    text = "" if not parts and message.get("role") in MAY_BE_EMPTY else _text_of_parts(parts)
-    return message if text is None else {**message, "content": text}
+    empty = not parts and message.get("role") in MAY_BE_EMPTY
+    return {**message, "content": "" if empty else joined_texts(parts, PART_FIELDS, param="messages")}
 
 
 Text = str | Annotated[Items[TextPart], Field(min_length=1, max_length=PARTS_MAX)]

@@ -12,6 +12,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 T = TypeVar("T")
 
+# Maximum sizes of a conversation. They bound the time of its checks, during which other callers wait.
+
+MESSAGES_MAX = 4096
+"""Maximum messages of one conversation."""
+
+PARTS_MAX = 4096
+"""Maximum parts in the content of one message."""
+
+TOOLS_MAX = 1024
+"""Maximum tools of one conversation."""
+
+CALLS_MAX = 4096
+"""Maximum tool calls in the messages of one conversation."""
+
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list that is refused at its first invalid item, because an error per item would cost seconds and hundreds of
 megabytes."""

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mars_ray.chat.client_fields import DEFINITION_FIELDS, SentBack
-from mars_ray.chat.limits import TOOLS_MAX
-from mars_ray.chat.request_body import Items
+from mars_ray.chat.request_body import TOOLS_MAX, Items
 from mars_ray.errors import RequestError
 
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]

@@ -10,9 +10,8 @@ from reprlib import repr as shortened
 from typing import Any
 
 from mars_ray.chat.conversation import read_messages
-from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.data.record_file import check_source, read_records
-from mars_ray.data.records import Message, json_value, parse_object
+from mars_ray.data.records import Message, json_value, parse_object, turns_of
 from mars_ray.errors import BadRecordError, DataError, EmptyDataError, RequestError
 from mars_ray.storage.location import AnyPath
 
@@ -49,15 +48,9 @@ def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[
     if name is None:
         missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
         raise BadRecordError(f"it has {missing}, only {shortened(sorted(fields))}", missing=names)
-    value = fields[name]
     if name == "messages":
-        return name, json_value(value)
-    if isinstance(value, list):
-        return name, value
-    if not isinstance(value, str):
-        raise BadRecordError(f"{name!r} must be text, not {type(value).__name__} {shortened(value)}")
-    refuse_lone_surrogates({name: value})
-    return "messages", [{"role": "user", "content": value}]
+        return name, json_value(fields[name])
+    return name if isinstance(fields[name], list) else "messages", turns_of(fields, name, "user")
 
 
 def prompt_of(fields: Mapping[str, Any], column: str | None = None, *, answered: bool = True) -> Conversation:

@@ -91,6 +91,12 @@ def json_value(value: Any) -> Any:
         return value
 
 
+def turns_of(fields: Mapping[str, Any], name: str, role: str) -> list[Any]:
+    """Return the messages in a column, which holds a list of them or one text. Raises `BadRecordError`."""
+    value = fields[name]
+    return value if isinstance(value, list) else [{"role": role, "content": _text(fields, name)}]
+
+
 def _refuse_unlearnt(messages: Any) -> None:
     """Raise `BadRecordError` for an answer that should not be learnt, as OpenAI's fine-tuning files mark it."""
     turns = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
@@ -106,14 +112,14 @@ def _raw_messages(fields: Mapping[str, Any]) -> tuple[str, Any]:
         if name in fields:
             return name, _with_system(fields, _from_share_gpt(json_value(fields[name]), name))
     if "prompt" in fields:
-        turns = [*_turns(fields, "prompt", "user"), *_turns(fields, _answer(fields), "assistant")]
+        turns = [*turns_of(fields, "prompt", "user"), *turns_of(fields, _answer(fields), "assistant")]
         return "messages", _with_system(fields, turns)
     if "instruction" in fields and "output" in fields:
         if fields.get("history"):
             raise BadRecordError("it has 'history', which is not read; write all turns as 'messages'")
         parts = [_text(fields, name) for name in ("instruction", "input") if name in fields]
         question = "\n\n".join(filter(None, parts))
-        turns = [{"role": "user", "content": question}, *_turns(fields, "output", "assistant")]
+        turns = [{"role": "user", "content": question}, *turns_of(fields, "output", "assistant")]
         return "messages", _with_system(fields, turns)
     raise BadRecordError(f"it has neither 'messages' nor 'prompt' and 'response', only {shortened(sorted(fields))}")
 
@@ -123,12 +129,6 @@ def _answer(fields: Mapping[str, Any]) -> str:
     if name is None:
         raise BadRecordError("it has no 'response' or 'completion' to its 'prompt'")
     return name
-
-
-def _turns(fields: Mapping[str, Any], name: str, role: str) -> list[Any]:
-    """Return the messages in a column, which holds a list of them or one text."""
-    value = fields[name]
-    return value if isinstance(value, list) else [{"role": role, "content": _text(fields, name)}]
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

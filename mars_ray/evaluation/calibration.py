@@ -42,8 +42,7 @@ from mars_ray.evaluation.agreement import agreed_tokens
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, FamilyPoint, read_card, write_card
 from mars_ray.model.checkpoint import Checkpoint, load_model
 from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import resolve_model
-from mars_ray.model.resolve import hub_name_of
+from mars_ray.model.resolve import hub_name_of, resolve_model
 from mars_ray.model.sources.node_cache import is_fetched
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.location import AnyPath, PathOrUrl

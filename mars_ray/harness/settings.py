@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
-from mars_ray.errors import ConfigError, RequestError
+from mars_ray.errors import ConfigError, RequestError, problems_of
 from mars_ray.method.metric import Metric
 from mars_ray.model.dtype import DtypeOrAuto
 
@@ -67,8 +67,4 @@ def parse_settings(arguments: Mapping[str, object]) -> HarnessSettings:
     try:
         return HarnessSettings.model_validate(dict(arguments))
     except ValidationError as error:
-        details = error.errors()[0]
-        if not details["loc"]:  # an error about several settings names them in its message
-            raise ConfigError(f"model_args: {details['ctx']['error']}.") from None
-        name = ".".join(map(str, details["loc"]))
-        raise ConfigError(f"model_args: {name}: {details['msg']}; it is {details['input']!r}.") from None
+        raise ConfigError(f"model_args: {problems_of(error)}.") from None

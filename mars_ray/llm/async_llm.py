@@ -14,7 +14,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import options_by_name
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.process.messages import EngineSpec
-from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
     Conversation,
@@ -23,11 +23,10 @@ from mars_ray.llm.requests import (
     ToolChoice,
     Tools,
     as_conversation,
-    as_tools,
-    encode_conversation,
+    decode_params,
+    encode_conversations,
     encode_prompt,
     make_requests,
-    plan_with_tools,
 )
 from mars_ray.model.dtype import DtypeOrAuto, check_dtype
 from mars_ray.model.folder import open_model
@@ -99,9 +98,9 @@ class AsyncLLM:
         schema: Schema | None = None,
     ) -> RequestOutput:
         """Continue a prompt, as `LLM.generate` does. Cancelling the task cancels the request."""
-        encoded = encode_prompt(self.tokenizer, prompt)
-        request = self._request(encoded, sampling_params, threshold, mode, adapter, schema)
-        return await self._answer(request)
+        decode = decode_params(mode, threshold, adapter)
+        encoded = [encode_prompt(self.tokenizer, prompt)]
+        return await self._answer(self._request(encoded, sampling_params, decode, schema))
 
     async def chat(
         self,
@@ -116,14 +115,9 @@ class AsyncLLM:
         tool_choice: ToolChoice = "auto",
     ) -> RequestOutput:
         """Answer a conversation, as `LLM.chat` does. Cancelling the task cancels the request."""
-        conversation = as_conversation(messages)
-        tools = as_tools(tools)
-        if not tools:
-            encoded = encode_conversation(self.tokenizer, conversation)
-            return await self._answer(self._request(encoded, sampling_params, threshold, mode, adapter, schema))
-        [prompt] = plan_with_tools(self.tokenizer, [conversation], tools, tool_choice)
-        request = self._request(tuple(prompt.ids), sampling_params, threshold, mode, adapter, schema, [prompt.plan])
-        return await self._answer(request, prompt.plan)
+        decode = decode_params(mode, threshold, adapter)
+        encoded, plans = encode_conversations(self.tokenizer, [as_conversation(messages)], tools, tool_choice)
+        return await self._answer(self._request(encoded, sampling_params, decode, schema, plans), *plans)
 
     async def stream(
         self,
@@ -140,31 +134,21 @@ class AsyncLLM:
         The `index` of a chunk is the number of its answer. In the last chunk of each answer, `finished` is set. To stop
         early, call `aclose` or cancel the task.
         """
-        encoded = encode_conversation(self.tokenizer, as_conversation(messages))
-        request = self._request(encoded, sampling_params, threshold, mode, adapter, schema)
-        async for chunk in self.engine.generate(request):
+        decode = decode_params(mode, threshold, adapter)
+        encoded, _ = encode_conversations(self.tokenizer, [as_conversation(messages)])
+        async for chunk in self.engine.generate(self._request(encoded, sampling_params, decode, schema)):
             yield chunk
 
     def _request(
         self,
-        prompt: tuple[int, ...],
+        prompts: Sequence[tuple[int, ...]],
         sampling_params: SamplingParams | None,
-        threshold: float | None,
-        mode: Mode | str,
-        adapter: str | None,
+        decode: DecodeParams,
         schema: Schema | None,
         plans: Sequence[AnswerPlan] = (),
     ) -> Request:
-        [request] = make_requests(
-            [prompt],
-            sampling_params,
-            threshold=threshold,
-            mode=mode,
-            schema=schema,
-            default=self.default_sampling_params,
-            plans=plans,
-            adapter=adapter,
-        )
+        default = self.default_sampling_params
+        [request] = make_requests(prompts, sampling_params, decode, schema, default=default, plans=plans)
         return request
 
     async def _answer(self, request: Request, plan: AnswerPlan | None = None) -> RequestOutput:

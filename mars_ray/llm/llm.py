@@ -15,7 +15,7 @@ from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import options_by_name
-from mars_ray.engine.request import Request, SamplingParams, check_adapter
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams, check_adapter
 from mars_ray.errors import AdapterError, RequestError
 from mars_ray.llm.outputs import RequestCollector, RequestOutput
 from mars_ray.llm.requests import (
@@ -25,11 +25,10 @@ from mars_ray.llm.requests import (
     ToolChoice,
     Tools,
     as_conversations,
-    as_tools,
-    encode_conversation,
+    decode_params,
+    encode_conversations,
     encode_prompts,
     make_requests,
-    plan_with_tools,
 )
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.folder import open_model
@@ -112,8 +111,8 @@ class LLM:
         Raises `RequestError`, before any work, for a prompt or a value that cannot be served. An answer that fails
         halfway has the finish reason "error"; the other answers continue.
         """
-        encoded = encode_prompts(self.tokenizer, prompts)
-        return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress)
+        decode = decode_params(mode, threshold, adapter)
+        return self._answer(encode_prompts(self.tokenizer, prompts), [], sampling_params, decode, schema, progress)
 
     def chat(
         self,
@@ -135,15 +134,9 @@ class LLM:
         same as for `generate`. Raises `BadRecordError` for a conversation that the chat template refuses, `ModelError`
         for a model without a chat template, and `RequestError` for messages and tools that cannot be used.
         """
-        conversations = as_conversations(messages)
-        tools = as_tools(tools)
-        if not tools:
-            encoded = [encode_conversation(self.tokenizer, conversation) for conversation in conversations]
-            return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress)
-        prompts = plan_with_tools(self.tokenizer, conversations, tools, tool_choice)
-        encoded = [tuple(prompt.ids) for prompt in prompts]
-        plans = [prompt.plan for prompt in prompts]
-        return self._answer(encoded, sampling_params, threshold, mode, adapter, schema, progress, plans)
+        decode = decode_params(mode, threshold, adapter)
+        prompts, plans = encode_conversations(self.tokenizer, as_conversations(messages), tools, tool_choice)
+        return self._answer(prompts, plans, sampling_params, decode, schema, progress)
 
     def close(self) -> None:
         """Stop the background compilation."""
@@ -158,25 +151,15 @@ class LLM:
     def _answer(
         self,
         prompts: list[tuple[int, ...]],
+        plans: Sequence[AnswerPlan],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None,
-        threshold: float | None,
-        mode: Mode | str,
-        adapter: str | None,
+        decode: DecodeParams,
         schema: Schema | None,
         progress: bool | None,
-        plans: Sequence[AnswerPlan] = (),
     ) -> list[RequestOutput]:
-        requests = make_requests(
-            prompts,
-            sampling_params,
-            threshold=threshold,
-            mode=mode,
-            schema=schema,
-            default=self.default_sampling_params,
-            plans=plans,
-            adapter=adapter,
-        )
-        check_adapter(adapter, self._adapters)
+        default = self.default_sampling_params
+        requests = make_requests(prompts, sampling_params, decode, schema, default=default, plans=plans)
+        check_adapter(decode.adapter, self._adapters)
         for request in requests:
             self.engine.limits.check(request)
             if request.sampling.grammar is not None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from mars_ray.engine.chunk import Chunk, FinishReason, TokenLogprobs
+from mars_ray.engine.process.collector import joined_chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError
+from mars_ray.openai_api.answer_parts import FunctionCall, PartedAnswer
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.parted_answer import FunctionCall, PartedAnswer, parted_answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +111,17 @@ class RequestCollector:
 
 
 def _completion(index: int, chunks: list[Chunk], plan: AnswerPlan | None) -> CompletionOutput:
-    finished = chunks[-1].finished
+    answer = joined_chunk(chunks)
+    finished = answer.finished
     assert finished is not None
-    text = "".join(chunk.text for chunk in chunks)
-    parts = PartedAnswer(text) if plan is None else parted_answer(plan, text)
+    parts = PartedAnswer(answer.text) if plan is None else plan.parted(answer.text)
     return CompletionOutput(
         index=index,
         text=parts.content,
-        token_ids=tuple(token for chunk in chunks for token in chunk.tokens),
+        token_ids=answer.tokens,
         finish_reason=finished.reason,
         forwards=finished.forwards,
-        logprobs=tuple(logprobs for chunk in chunks for logprobs in chunk.logprobs),
+        logprobs=answer.logprobs,
         error=finished.error,
         reasoning_content=parts.reasoning_content,
         tool_calls=tuple(parts.tool_calls),

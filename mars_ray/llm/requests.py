@@ -15,14 +15,13 @@ from transformers import PreTrainedTokenizerBase
 
 from mars_ray.chat.conversation import PlainMessage, read_messages
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
-from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.checked_fields import items_of
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams, token_ids
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.chat_prompts import ChatPrompt, ChatPrompts, sampling_with_plan
+from mars_ray.openai_api.chat_prompts import ChatPrompts, sampling_with_plan
 
 TextOrTokens = str | Iterable[int]
 """A prompt: a text for the model's tokenizer, or token ids."""
@@ -88,28 +87,24 @@ def as_conversation(value: Conversation, name: str = "messages") -> tuple[PlainM
     return read_messages(value if items is None else _as_json(items, name), name)
 
 
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Sequence[PlainMessage]) -> tuple[int, ...]:
-    """Return the token ids of a conversation, up to the beginning of the assistant's answer.
-
-    Raises `ModelError` for a model without a chat template, and `BadRecordError` if the template refuses the
-    conversation.
-    """
-    return tuple(ChatEncoder(tokenizer).prompt(conversation))
-
-
-def plan_with_tools(
+def encode_conversations(
     tokenizer: PreTrainedTokenizerBase,
     conversations: Sequence[Sequence[PlainMessage]],
-    tools: Tools,
-    tool_choice: ToolChoice,
-) -> list[ChatPrompt]:
-    """Return the prompt of each conversation with these tools, and the plan of its answers.
+    tools: Tools | None = None,
+    tool_choice: ToolChoice = "auto",
+) -> tuple[list[tuple[int, ...]], list[AnswerPlan]]:
+    """Return the token ids of each conversation, up to the beginning of the answer, and with tools each answer's plan.
 
-    Raises the errors of `encode_conversation`, and `RequestError` for tools that the model cannot be given.
+    Raises `ModelError` for a model without a chat template, `BadRecordError` if the template refuses a conversation,
+    and `RequestError` for tools that the model cannot be given.
     """
-    fields = {"tools": tools, "tool_choice": tool_choice}
     prompts = ChatPrompts(tokenizer)
-    return [prompts.with_tools(conversation, fields) for conversation in conversations]
+    checked = as_tools(tools)
+    if not checked:
+        return [tuple(prompts.encoder.prompt(conversation)) for conversation in conversations], []
+    fields = {"tools": checked, "tool_choice": tool_choice}
+    planned = [prompts.with_tools(conversation, fields) for conversation in conversations]
+    return [tuple(prompt.ids) for prompt in planned], [prompt.plan for prompt in planned]
 
 
 def as_tools(tools: Tools | None) -> list[Mapping[str, Any]]:
@@ -122,29 +117,30 @@ def as_tools(tools: Tools | None) -> list[Mapping[str, Any]]:
     return [_as_json(tool, "tools") for tool in items]
 
 
+def decode_params(mode: Mode | str, threshold: float | None, adapter: str | None) -> DecodeParams:
+    """Return the decoding parameters. Raises `RequestError` for a value out of range."""
+    return DecodeParams(mode=mode, threshold=threshold, adapter=adapter)  # type: ignore[arg-type]  # it converts text
+
+
 def make_requests(
     prompts: Sequence[tuple[int, ...]],
     sampling_params: SamplingParams | Iterable[SamplingParams] | None,
-    *,
-    threshold: float | None,
-    mode: Mode | str,
+    decode: DecodeParams,
     schema: Schema | None,
+    *,
     default: SamplingParams,
     plans: Sequence[AnswerPlan] = (),
-    adapter: str | None = None,
 ) -> list[Request]:
     """Return one request per prompt; `default` replaces missing sampling parameters.
 
-    `plans` are those of the answers to prompts with tools, one for each prompt.
-
-    Raises `RequestError` for a value out of range.
+    `plans` are those of the answers to prompts with tools, one for each prompt. Raises `RequestError` for a value out
+    of range.
     """
     sampling = _sampling(sampling_params, len(prompts), default)
     if schema is not None:
         sampling = [_with_schema(params, schema) for params in sampling]
     if plans:
         sampling = [sampling_with_plan(params, plan) for params, plan in zip(sampling, plans, strict=True)]
-    decode = DecodeParams(mode=mode, threshold=threshold, adapter=adapter)  # type: ignore[arg-type]  # it converts text
     return [
         Request(id=f"llm-{next(_numbers)}", prompt=prompt, sampling=params, decode=decode)
         for prompt, params in zip(prompts, sampling, strict=True)

@@ -8,64 +8,17 @@ One grammar covers the whole answer from its first token, calls included, so dra
 any grammar.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from mars_ray.chat.call_format import NO_TOOLS, AnswerFormat, known_format
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_grammar import ReasoningPlan, answer_grammar
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.call_parser import AnswerPart, CallParser, ContentPart
+from mars_ray.openai_api.answer_parts import PartedAnswer, PartParser, PlainParser, parted_answer
+from mars_ray.openai_api.call_parser import CallParser
 from mars_ray.openai_api.protocol import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, TextFormat
 from mars_ray.openai_api.reasoning_parser import ReasoningParser
 from mars_ray.openai_api.tools import OfferedTools
-
-
-class PartParser(Protocol):
-    """Parts one answer whose text arrives in pieces."""
-
-    def push(self, text: str) -> Iterator[AnswerPart]:
-        """Take a piece of the answer and yield the parts that it completes."""
-
-    def finish(self) -> Iterator[AnswerPart]:
-        """Yield the rest of the answer. No text may be pushed afterwards."""
-
-
-class PlainParser:
-    """The parser of an answer that is content alone."""
-
-    def push(self, text: str) -> Iterator[AnswerPart]:
-        """Yield the text."""
-        if text:
-            yield ContentPart(text)
-
-    def finish(self) -> Iterator[AnswerPart]:
-        """Yield nothing, because no text is held back."""
-        yield from ()
-
-
-@dataclass(frozen=True, slots=True)
-class _ReasonedParser:
-    """Parts reasoning first, and the answer after it with another parser."""
-
-    reasoning: ReasoningParser
-    answer: PartParser
-
-    def push(self, text: str) -> Iterator[AnswerPart]:
-        yield from self._parted(self.reasoning.push(text))
-
-    def finish(self) -> Iterator[AnswerPart]:
-        yield from self._parted(self.reasoning.finish())
-        yield from self.answer.finish()
-
-    def _parted(self, parts: Iterator[AnswerPart]) -> Iterator[AnswerPart]:
-        for part in parts:
-            if isinstance(part, ContentPart):
-                yield from self.answer.push(part.text)
-            else:
-                yield part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +52,13 @@ class AnswerPlan:
         if self.offered and self.model.calls:
             answer = CallParser(self.model.calls, {function.name for function in self.offered.callable})
         if self.reasoning:
-            return _ReasonedParser(ReasoningParser(self.reasoning.form, begun=self.reasoning.begun), answer)
+            return ReasoningParser(self.reasoning.form, begun=self.reasoning.begun, answer=answer)
         return answer
+
+    def parted(self, text: str) -> PartedAnswer:
+        """Return the parts of the whole text of an answer."""
+        parser = self.parser()
+        return parted_answer([*parser.push(text), *parser.finish()])
 
 
 def plan_answer(
@@ -111,15 +69,16 @@ def plan_answer(
     response_format: ResponseFormat | None = None,
     budget: int | None = None,
 ) -> AnswerPlan:
-    """Return the plan for a checked request. Raises `ApiError` and `RequestError`.
+    """Return the plan for a checked request. Raises `RequestError`.
 
     `in_reasoning` means that the prompt ends inside the reasoning. `budget` is the maximum tokens of the reasoning.
     """
     if offered:
         known_format(model, offered.param)
     if budget is not None and model.reasoning is None:
-        raise ApiError.bad_request(
-            "thinking_token_budget needs a model that reasons; leave it out for this model.", "thinking_token_budget"
+        raise RequestError(
+            "thinking_token_budget needs a model that reasons; leave it out for this model.",
+            param="thinking_token_budget",
         )
     reasoning = ReasoningPlan(form=model.reasoning, begun=in_reasoning, budget=budget) if model.reasoning else None
     plain = response_format is None or isinstance(response_format, TextFormat)
@@ -134,5 +93,5 @@ def plan_answer(
                 schema = json_schema.enforced
         grammar = GrammarSpec(kind="lark", text=answer_grammar(model, offered, reasoning, schema))
     except RequestError as error:
-        raise ApiError.bad_request(str(error), offered.param if offered else "response_format") from error
+        raise RequestError(str(error), param=offered.param if offered else "response_format") from error
     return AnswerPlan(model=model, offered=offered, reasoning=reasoning, grammar=grammar)

@@ -7,63 +7,16 @@ Never: loses text: whatever is no call of a known tool remains content. Only whi
 
 import json
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from mars_ray.chat.call_format import CallFormat
+from mars_ray.openai_api.answer_parts import AnswerPart, CallPart, ContentPart
 from mars_ray.openai_api.pythonic_calls import read_calls
-
-
-@dataclass(frozen=True, slots=True)
-class ContentPart:
-    """Text of an answer outside reasoning and calls."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningPart:
-    """Text of the reasoning before an answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallPart:
-    """A part of a tool call: its beginning, with the name, or further text of its arguments."""
-
-    index: int
-    """Number of the call in its answer, from 0."""
-    arguments: str
-    """Text to append to the arguments, which are a JSON object."""
-    name: str | None = None
-    """Name of the function, in the first part of a call only."""
-
-
-AnswerPart = ContentPart | ReasoningPart | CallPart
 
 HEADER_CHARS = 512
 """Maximum characters of a call up to its arguments for which the arguments are streamed."""
 
 _HEADER = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-
-
-class _State(Enum):
-    START = auto()
-    """Before the first character that is not white space, where calls without a marker may begin."""
-    TEXT = auto()
-    LIST = auto()
-    """After the text that announces calls."""
-    HEADER = auto()
-    """Inside a call, before its arguments."""
-    ARGUMENTS = auto()
-    TAIL = auto()
-    """In a call, after its arguments."""
-    AFTER = auto()
-    """After a call."""
-    PYTHONIC = auto()
-    """Inside a list of pythonic calls."""
 
 
 class BracketScanner:
@@ -98,13 +51,16 @@ class BracketScanner:
 
 
 class CallParser:
-    """Parts the text of one answer. The joined parts are the same however the text is cut into pieces."""
+    """Parts the text of one answer. The joined parts are the same however the text is cut into pieces.
+
+    The methods from `_start` on are the states. Each takes what it can from the buffer, and names the next state.
+    """
 
     def __init__(self, call_format: CallFormat, names: Collection[str]) -> None:
         self._format = call_format
         self._names = names
         self._markers = tuple(filter(None, (call_format.marker, call_format.optional_marker)))
-        self._state = _State.TEXT if call_format.marker else _State.START
+        self._state: Callable[[], Iterable[AnswerPart]] = self._text if call_format.marker else self._start
         self._buffer = ""
         """Text that has arrived and is not parsed yet."""
         self._raw = ""
@@ -121,49 +77,32 @@ class CallParser:
         self._buffer += text
         while True:
             before = (self._state, len(self._buffer))
-            yield from self._advance()
+            yield from self._state()
             if before == (self._state, len(self._buffer)):
                 return
 
     def finish(self) -> Iterator[AnswerPart]:
         """Yield the rest of the answer. No text may be pushed afterwards."""
         rest = self._raw + self._buffer
-        in_call = self._state in (_State.ARGUMENTS, _State.TAIL)
-        closing = self._state is _State.AFTER and self._closing().startswith(self._buffer.strip())
+        in_call = self._state in (self._arguments, self._tail)
+        closing = self._state == self._after and self._closing().startswith(self._buffer.strip())
         if not in_call and not closing:
             yield from self._content(rest, last=True)
 
-    def _advance(self) -> Iterator[AnswerPart]:
-        match self._state:
-            case _State.START:
-                self._start()
-            case _State.TEXT:
-                yield from self._text()
-            case _State.LIST:
-                yield from self._list()
-            case _State.HEADER:
-                yield from self._header()
-            case _State.ARGUMENTS:
-                yield from self._arguments()
-            case _State.TAIL:
-                self._tail()
-            case _State.AFTER:
-                self._after()
-            case _State.PYTHONIC:
-                yield from self._pythonic()
-
-    def _start(self) -> None:
+    def _start(self) -> Iterable[AnswerPart]:
+        """Before the first character that is not white space, where calls without a marker may begin."""
         stripped = self._buffer.lstrip()
         first = self._format.begin or "{"
         if stripped.startswith(first):
             self._to_list(len(self._buffer) - len(stripped) + len(self._format.begin))
         elif stripped:
-            self._state = _State.TEXT
+            self._state = self._text
+        return ()
 
     def _to_list(self, consumed: int) -> None:
         self._raw += self._buffer[:consumed]
         self._buffer = self._buffer[consumed:]
-        self._state = _State.LIST
+        self._state = self._list
 
     def _text(self) -> Iterator[AnswerPart]:
         positions = [(at, marker) for marker in self._markers if (at := self._buffer.find(marker)) >= 0]
@@ -179,14 +118,15 @@ class CallParser:
         yield from self._content(kept)
 
     def _list(self) -> Iterator[AnswerPart]:
+        """After the text that announces calls."""
         stripped = self._buffer.lstrip()
         if self._format.name == "pythonic":
-            self._state = _State.PYTHONIC
+            self._state = self._pythonic
             self._scanner = BracketScanner("\"'", depth=1)
             self._scanned = 0
         elif stripped.startswith("{"):
             self._to_list(len(self._buffer) - len(stripped))
-            self._state = _State.HEADER
+            self._state = self._header
             self._scanner = BracketScanner()
             self._scanned = 0
         elif stripped.startswith("[") and self._format.end and not self._raw.endswith("["):
@@ -195,12 +135,13 @@ class CallParser:
             yield from self._no_call()
 
     def _header(self) -> Iterator[AnswerPart]:
+        """Inside a call, before its arguments."""
         header = _HEADER.match(self._buffer[:HEADER_CHARS])
         name = _text_of(header[1]) if header else None
         if header and name is not None and name in self._names:
             self._buffer = self._buffer[header.end() :]
             self._scanner = BracketScanner()
-            self._state = _State.ARGUMENTS
+            self._state = self._arguments
             yield self._call(name, "")
             return
         end = self._scanner.end_in(self._buffer, self._scanned)
@@ -214,7 +155,7 @@ class CallParser:
             yield from self._no_call()
             return
         self._buffer = self._buffer[end:]
-        self._state = _State.AFTER
+        self._state = self._after
         yield self._call(*call)
 
     def _arguments(self) -> Iterator[AnswerPart]:
@@ -224,45 +165,48 @@ class CallParser:
         if arguments:
             yield CallPart(self._calls - 1, arguments)
         if end is not None:
-            self._state = _State.TAIL
+            self._state = self._tail
             self._scanned = 0
             self._scanner = BracketScanner(depth=1)
 
-    def _tail(self) -> None:
-        """Skip the rest of a call's object, which may hold an id. A call without its closing bracket ends here too."""
+    def _tail(self) -> Iterable[AnswerPart]:
+        """After the arguments: skip the rest of the call's object, which may hold an id or lack its closing bracket."""
         stripped = self._buffer.lstrip()
         if not stripped:
-            return
+            return ()
         if stripped[0] not in ",}":
-            self._state = _State.AFTER
-            return
+            self._state = self._after
+            return ()
         end = self._scanner.end_in(self._buffer, self._scanned)
         self._scanned = len(self._buffer)
         if end is not None:
             self._buffer = self._buffer[end:]
-            self._state = _State.AFTER
+            self._state = self._after
+        return ()
 
-    def _after(self) -> None:
-        """Skip the text that separates or ends calls."""
+    def _after(self) -> Iterable[AnswerPart]:
+        """After a call: skip the text that separates or ends calls."""
         stripped = self._buffer.lstrip()
         closing = self._closing()
         separator = self._format.separator.strip()
         if not stripped or (len(stripped) < len(closing) and closing.startswith(stripped)):
-            return
+            return ()
         if closing and stripped.startswith(closing):
             self._buffer = stripped[len(closing) :]
-            self._state = _State.TEXT
+            self._state = self._text
         elif not self._format.marker.startswith(separator) and stripped.startswith(separator):
             self._buffer = stripped[len(separator) :]
-            self._state = _State.LIST
+            self._state = self._list
         else:
-            self._state = _State.TEXT
+            self._state = self._text
+        return ()
 
     def _closing(self) -> str:
         """Return the text that ends a call, or the list of calls."""
         return self._format.end or self._format.tail.partition("\n")[2]
 
     def _pythonic(self) -> Iterator[AnswerPart]:
+        """Inside a list of pythonic calls."""
         end = self._scanner.end_in(self._buffer, self._scanned)
         self._scanned = len(self._buffer)
         if end is None:
@@ -272,7 +216,7 @@ class CallParser:
             yield from self._no_call()
             return
         self._buffer = self._buffer[end:]
-        self._state = _State.TEXT
+        self._state = self._text
         for name, arguments in calls:
             yield self._call(name, arguments)
 
@@ -284,7 +228,7 @@ class CallParser:
 
     def _no_call(self) -> Iterator[AnswerPart]:
         """Return withheld text as content, because it is not a call."""
-        self._state = _State.TEXT
+        self._state = self._text
         raw = self._raw
         content = raw.rstrip()
         self._raw = ""

@@ -5,7 +5,7 @@ Out:   one message, or one delta per part.
 Never: depends on how the parts were cut: joined deltas equal the message.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from openai.types.chat.chat_completion_chunk import (
     ChoiceDelta,
@@ -20,10 +20,9 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 )
 
 from mars_ray.chat.conversation import call_id
+from mars_ray.openai_api.answer_parts import AnswerPart, CallPart, ContentPart, ReasoningPart, joined, parted_answer
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.call_parser import AnswerPart, CallPart, ContentPart, ReasoningPart
-from mars_ray.openai_api.deltas import ChoiceFinishReason
-from mars_ray.openai_api.parted_answer import joined
+from mars_ray.openai_api.choices import ChoiceFinishReason
 
 
 class ChoiceParts:
@@ -41,7 +40,7 @@ class ChoiceParts:
         answer."""
         parts = [*self._parser.push(text), *(self._parser.finish() if finish_reason else ())]
         self._called = self._called or any(isinstance(part, CallPart) for part in parts)
-        return [*_joined(parts)]
+        return [*joined(parts)]
 
     def finish_reason(self, reason: ChoiceFinishReason) -> ChoiceFinishReason:
         """Return the finish reason of the choice, which tells whether it has calls."""
@@ -51,7 +50,7 @@ class ChoiceParts:
 
     def message(self, parts: Iterable[AnswerPart]) -> ChatCompletionMessage:
         """Return the message of all parts."""
-        answer = joined(parts)
+        answer = parted_answer(parts)
         calls = [Function(name=call.name, arguments=call.arguments) for call in answer.tool_calls]
         content = answer.content or (None if calls else "")
         message = ChatCompletionMessage(role="assistant", content=content, refusal=None)
@@ -91,22 +90,3 @@ class ChoiceParts:
     def _call_id(self, index: int) -> str:
         calls = self._plan.model.calls
         return call_id(self._id, self._choice, index, short=calls is not None and calls.name == "mistral")
-
-
-def _joined(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
-    """Join neighbours that belong together."""
-    last: AnswerPart | None = None
-    for part in parts:
-        match last, part:
-            case (ContentPart(before), ContentPart(text)):
-                last = ContentPart(before + text)
-            case (ReasoningPart(before), ReasoningPart(text)):
-                last = ReasoningPart(before + text)
-            case (CallPart(index, before, name), CallPart(_, text, None)):
-                last = CallPart(index, before + text, name)
-            case _:
-                if last is not None:
-                    yield last
-                last = part
-    if last is not None:
-        yield last

@@ -19,11 +19,9 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
-from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import ChatCompletionRequest, ResponseFormat
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.tools import OfferedTools, ToolFields, conversation_with_tools
-from mars_ray.openai_api.translate import tools_of
+from mars_ray.openai_api.tools import OfferedTools, ToolFields, conversation, tools_of
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 """Fields of a chat request that concern tools."""
@@ -50,7 +48,7 @@ class ChatPrompts:
     def render(self, body: ChatCompletionRequest, limits: RequestLimits) -> ChatPrompt:
         """Return the prompt of a request.
 
-        Raises `ApiError` and `RequestError`, and `BadRecordError` if the chat template refuses it.
+        Raises `RequestError`, and `BadRecordError` if the chat template refuses it.
         """
         offered = tools_of(body, limits)
         return self._prompt(
@@ -70,8 +68,6 @@ class ChatPrompts:
             return self._prompt(messages, tools_of(ToolFields.model_validate(fields), RequestLimits()))
         except ValidationError as error:
             raise validation_error(error.errors(), fields) from error
-        except ApiError as error:
-            raise RequestError(error.message, param=error.param, code=error.code) from error
 
     def _prompt(
         self,
@@ -81,7 +77,7 @@ class ChatPrompts:
         budget: int | None = None,
     ) -> ChatPrompt:
         form = self.encoder.format
-        talk = conversation_with_tools(messages, offered, form)
+        talk = conversation(messages, offered, form)
         rendered = self.encoder.prompt_text(talk.messages, talk.tools)
         in_reasoning = ends_in_reasoning(rendered)
         plan = plan_answer(offered, form, in_reasoning=in_reasoning, response_format=response_format, budget=budget)

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from mars_ray.openai_api.api_error import ApiError
+from mars_ray.errors import RequestError
 
 INFILL_MARKERS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -21,8 +21,8 @@ def infill_markers(vocabulary: Container[str]) -> InfillMarkers | None:
 
 
 def infill_prompt(markers: InfillMarkers | None, prefix: str, suffix: str) -> str:
-    """Return the prompt whose answer stands between `prefix` and `suffix`. Raises an `ApiError` without markers."""
+    """Return the prompt whose answer stands between `prefix` and `suffix`. Raises `RequestError` without markers."""
     if markers is None:
-        raise ApiError.bad_request("this model cannot fill in the middle; leave out suffix.", "suffix")
+        raise RequestError("this model cannot fill in the middle; leave out suffix.", param="suffix")
     before, between, end = markers
     return f"{before}{prefix}{between}{suffix}{end}"

@@ -12,8 +12,7 @@ from typing import Any
 
 from openai.types.completion_choice import Logprobs
 
-from mars_ray.engine.chunk import TokenLogprobs
-from mars_ray.openai_api.deltas import OutputDelta
+from mars_ray.engine.chunk import Chunk, TokenLogprobs
 from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest
 
 LEAST_LOGPROB = -9999.0
@@ -36,7 +35,7 @@ class ScoredPrompt:
     prompt_logprobs: int | None = None
     """Number of most likely tokens that vLLM's field lists; None leaves the field out."""
 
-    def before(self, answer: Logprobs | None, delta: OutputDelta, text_of: Callable[[int], str]) -> Logprobs | None:
+    def before(self, answer: Logprobs | None, part: Chunk, text_of: Callable[[int], str]) -> Logprobs | None:
         """Return the log-probabilities of the echoed prompt and of an answer, whose text begins after the echo.
 
         After a prompt with log-probabilities even a stop token, which has no text, gets an entry, as in vLLM: clients
@@ -46,13 +45,13 @@ class ScoredPrompt:
             if answer and answer.text_offset:
                 answer.text_offset = [start + len(self.echo) for start in answer.text_offset]
             return answer
-        pairs = list(zip(self.tokens[1:], delta.prompt_logprobs, strict=True))
+        pairs = list(zip(self.tokens[1:], part.prompt_logprobs, strict=True))
         answer = answer or Logprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        silent = [pair for pair in zip(delta.tokens, delta.logprobs, strict=True) if pair[1].start is None]
+        silent = [pair for pair in zip(part.tokens, part.logprobs, strict=True) if pair[1].start is None]
         top, after = (
             [likeliest(token, score, text_of, self.listed) for token, score in scored] for scored in (pairs, silent)
         )
-        ends = len(self.echo) + len(delta.text)
+        ends = len(self.echo) + len(part.text)
         return Logprobs.construct(
             tokens=[*map(text_of, self.tokens), *(answer.tokens or ()), *(text_of(token) for token, _ in silent)],
             token_logprobs=[
@@ -69,7 +68,7 @@ class ScoredPrompt:
             ],
         )
 
-    def field(self, delta: OutputDelta, text_of: Callable[[int], str]) -> dict[str, Any]:
+    def field(self, part: Chunk, text_of: Callable[[int], str]) -> dict[str, Any]:
         """Return vLLM's field `prompt_logprobs`, or no field if it was not asked for.
 
         The rank of the prompt's token is null if it is not among the most likely ones.
@@ -77,7 +76,7 @@ class ScoredPrompt:
         if self.prompt_logprobs is None:
             return {}
         entries: list[dict[str, Any] | None] = [None]
-        for token, score in zip(self.tokens[1:], delta.prompt_logprobs, strict=True):
+        for token, score in zip(self.tokens[1:], part.prompt_logprobs, strict=True):
             likely = score.top[: self.prompt_logprobs]
             ranked: dict[int, tuple[float, int | None]] = {
                 top: (logprob, rank) for rank, (top, logprob) in enumerate(likely, start=1)

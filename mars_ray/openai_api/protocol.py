@@ -10,7 +10,7 @@ extensions. `threshold`,
 `threshold_floor`, `mode` and `block` are ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -19,7 +19,7 @@ from mars_ray.chat.messages import Messages
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import NUMBERS
-from mars_ray.openai_api.api_error import ApiError
+from mars_ray.errors import RequestError
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
 from mars_ray.openai_api.strict_schema import closed_schema
 from mars_ray.openai_api.tools import ToolFields
@@ -124,11 +124,21 @@ def _few_biases(biases: Any) -> Any:
 LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)]
 
 
-def _not_supported(names: Sequence[str]) -> str:
-    """Return the error message for unsupported fields."""
-    if len(names) == 1:
-        return f"{names[0]} is not supported by this server; leave it out."
-    return f"{', '.join(names[:-1])} and {names[-1]} are not supported by this server; leave them out."
+def supported_fields(value: Any, ignored: Set[str], neutral: Mapping[str, tuple[object, ...]]) -> Any:
+    """Return an object without nulls and ignored fields, and any other value as it is.
+
+    Raises `RequestError` for fields of `neutral` whose values request something.
+    """
+    if not isinstance(value, dict):
+        return value
+    kept = {name: item for name, item in value.items() if item is not None and name not in ignored}
+    refused = [name for name in value if name in neutral and name in kept and kept.pop(name) not in neutral[name]]
+    if refused:
+        *others, last = refused
+        named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+        message = f"{named} not supported by this server; leave {'them' if others else 'it'} out."
+        raise RequestError(message, param=refused[0], code="unsupported_parameter")
+    return kept
 
 
 class GenerateRequest(RequestBody):
@@ -172,14 +182,7 @@ class GenerateRequest(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _drop_unused_fields(cls, value: Any) -> Any:
-        """Drop nulls and ignored fields; refuse fields that are not supported."""
-        if not isinstance(value, dict):
-            return value
-        kept = {name: item for name, item in value.items() if item is not None and name not in IGNORED}
-        refused = [name for name in value if name in NEUTRAL and name in kept and kept.pop(name) not in NEUTRAL[name]]
-        if refused:
-            raise ApiError.bad_request(_not_supported(refused), refused[0], "unsupported_parameter")
-        return kept
+        return supported_fields(value, IGNORED, NEUTRAL)
 
     @property
     def requested_tokens(self) -> int | None:

@@ -10,6 +10,9 @@ from typing import Any
 _NAME = re.compile(r"[\w.-]+")
 """Name of an argument. Keywords of Python, such as `from`, are names too."""
 
+_TOKEN = re.compile(r"""\"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[()\[\]{},]""", re.DOTALL)
+"""A string, a bracket or a comma."""
+
 _NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -31,26 +34,15 @@ def read_calls(text: str) -> list[tuple[str, str]] | None:
 def _items(text: str) -> Iterator[str]:
     """Split the items of a list at its commas."""
     depth = 0
-    quote = ""
-    escaped = False
     start = 0
-    for index, char in enumerate(text):
-        if quote:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == quote:
-                quote = ""
-        elif char in "\"'":
-            quote = char
-        elif char in "([{":
+    for token in _TOKEN.finditer(text):
+        if token[0] in tuple("([{"):
             depth += 1
-        elif char in ")]}":
+        elif token[0] in tuple(")]}"):
             depth -= 1
-        elif char == "," and not depth:
-            yield text[start:index]
-            start = index + 1
+        elif token[0] == "," and not depth:
+            yield text[start : token.start()]
+            start = token.end()
     yield text[start:]
 
 

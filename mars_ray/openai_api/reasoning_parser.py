@@ -1,6 +1,6 @@
 """Part the reasoning of a model from its answer, as the text arrives.
 
-In:    pieces of text, cut anywhere; the texts that begin and end reasoning.
+In:    pieces of text, cut anywhere; the texts that begin and end reasoning; the parser of the answer after it.
 Out:   parts of reasoning and of the answer, whose joined texts do not depend on the cuts.
 Never: loses text, except the markers and the white space next to them.
 """
@@ -8,14 +8,15 @@ Never: loses text, except the markers and the white space next to them.
 from collections.abc import Iterator
 
 from mars_ray.chat.call_format import ReasoningFormat
-from mars_ray.openai_api.call_parser import ContentPart, ReasoningPart
+from mars_ray.openai_api.answer_parts import AnswerPart, PartParser, PlainParser, ReasoningPart
 
 
 class ReasoningParser:
-    """Parts one answer. `begun` means that the prompt ends inside the reasoning."""
+    """Parts one answer. `begun` means that the prompt ends inside the reasoning. `answer` parts what follows it."""
 
-    def __init__(self, form: ReasoningFormat, *, begun: bool) -> None:
+    def __init__(self, form: ReasoningFormat, *, begun: bool, answer: PartParser | None = None) -> None:
         self._form = form
+        self._parser = answer or PlainParser()
         self._in_reasoning = begun
         self._looking = not begun
         """True until the first text, which may be the marker that begins reasoning."""
@@ -23,7 +24,7 @@ class ReasoningParser:
         """True directly after a marker, where white space is dropped."""
         self._buffer = ""
 
-    def push(self, text: str) -> Iterator[ReasoningPart | ContentPart]:
+    def push(self, text: str) -> Iterator[AnswerPart]:
         """Take a piece of the answer and yield the parts that it completes."""
         self._buffer += text
         if self._looking and not self._begin():
@@ -33,10 +34,14 @@ class ReasoningParser:
         if not self._in_reasoning:
             yield from self._answer()
 
-    def finish(self) -> Iterator[ReasoningPart | ContentPart]:
+    def finish(self) -> Iterator[AnswerPart]:
         """Yield the text that was held back. No text may be pushed afterwards."""
-        if self._buffer and not (self._trimming and self._buffer.isspace()):
-            yield ReasoningPart(self._buffer) if self._in_reasoning else ContentPart(self._buffer)
+        held = "" if self._trimming and self._buffer.isspace() else self._buffer
+        if held and self._in_reasoning:
+            yield ReasoningPart(held)
+        elif held:
+            yield from self._parser.push(held)
+        yield from self._parser.finish()
 
     def _begin(self) -> bool:
         """Look for reasoning at the beginning of the answer, and return whether enough text has arrived to decide."""
@@ -69,10 +74,10 @@ class ReasoningParser:
             self._in_reasoning = False
             self._trimming = True
 
-    def _answer(self) -> Iterator[ContentPart]:
+    def _answer(self) -> Iterator[AnswerPart]:
         if self._trimming:
             self._buffer = self._buffer.lstrip()
         if self._buffer:
             self._trimming = False
-            yield ContentPart(self._buffer)
+            yield from self._parser.push(self._buffer)
             self._buffer = ""

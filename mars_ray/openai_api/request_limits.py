@@ -5,7 +5,7 @@ Each limit is checked by the code that would pay the cost of exceeding it.
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mars_ray.chat.limits import MESSAGES_MAX, TOOLS_MAX
+from mars_ray.chat.request_body import MESSAGES_MAX, TOOLS_MAX
 
 PROMPTS_MAX = 4096
 """Maximum value of the limit `prompts`."""

@@ -1,8 +1,8 @@
 """Build the responses to chat completion and completion requests, complete or streamed.
 
-In:    the deltas of the choices, and the metadata of the response.
+In:    chunks of the engine whose index is the number of their choice, and the metadata of the response.
 Out:   objects of the `openai` package, complete or as stream chunks.
-Never: waits, or depends on the source of the deltas.
+Never: waits, or depends on the source of the chunks.
 """
 
 import math
@@ -20,9 +20,10 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from openai.types.completion_usage import CompletionUsage
 from pydantic import BaseModel
 
+from mars_ray.engine.chunk import Chunk
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_parts import ChoiceParts
-from mars_ray.openai_api.deltas import ChoiceFinishReason, LogprobBuffer, LogprobEntry, OutputDelta
+from mars_ray.openai_api.choices import ChoiceFinishReason, LogprobBuffer, LogprobEntry, finish_reason_of
 from mars_ray.openai_api.prompt_scores import LEAST_LOGPROB, ScoredPrompt, finite, likeliest
 
 
@@ -37,6 +38,11 @@ class ResponseMetadata:
     token_bytes: Sequence[bytes]
     """The bytes of each token id."""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields by their names in the API."""
+        return {"id": self.id, "created": self.created, "model": self.model}
+
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; empty for an id that the tokenizer does not use."""
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
@@ -49,11 +55,11 @@ class ResponseMetadata:
 class ResponseBuilder(Protocol):
     """Builds one response in the shape of chat completions or of completions."""
 
-    def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> BaseModel:
-        """Return the complete response, built from one concatenated delta per choice."""
+    def full(self, answers: Sequence[Chunk], usage: CompletionUsage) -> BaseModel:
+        """Return the complete response, built from one joined chunk per choice."""
 
-    def chunks(self, delta: OutputDelta) -> Iterator[BaseModel]:
-        """Yield the stream chunks that carry a delta."""
+    def chunks(self, part: Chunk) -> Iterator[BaseModel]:
+        """Yield the stream chunks that carry a part of a choice."""
 
     def last_chunks(self, usage: CompletionUsage) -> Iterator[BaseModel]:
         """Yield the end of a stream that carries the usage."""
@@ -72,74 +78,66 @@ class ChatResponseBuilder:
         self._parts: dict[int, ChoiceParts] = {}
         """The choices whose first chunk, which carries the role, has been sent."""
 
-    def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> ChatCompletion:
+    def full(self, answers: Sequence[Chunk], usage: CompletionUsage) -> ChatCompletion:
         """Return the complete response."""
         metadata = self._metadata
         return ChatCompletion(
-            id=metadata.id,
+            **metadata.fields,
             object="chat.completion",
-            created=metadata.created,
-            model=metadata.model,
-            choices=[self._full_choice(delta) for delta in choices],
+            choices=[self._full_choice(answer) for answer in answers],
             usage=usage,
-            **(self._prompt.field(choices[0], metadata.text_of) if self._prompt else {}),
+            **(self._prompt.field(answers[0], metadata.text_of) if self._prompt else {}),
         )
 
-    def _full_choice(self, delta: OutputDelta) -> Choice:
+    def _full_choice(self, answer: Chunk) -> Choice:
         metadata = self._metadata
-        choice = ChoiceParts(self._plan, metadata.id, delta.choice)
-        reason = delta.finish_reason or "length"
-        parts = choice.push(delta.text, reason)
+        choice = ChoiceParts(self._plan, metadata.id, answer.index)
+        reason = finish_reason_of(answer) or "length"
+        parts = choice.push(answer.text, reason)
         logprobs = None
-        if delta.logprobs:
-            content = _logprobs(self._logprobs.take(delta), metadata)
-            logprobs = ChoiceLogprobs(content=content, **_audits(delta, metadata))
+        if answer.logprobs:
+            content = _logprobs(self._logprobs.take(answer), metadata)
+            logprobs = ChoiceLogprobs(content=content, **_audits(answer, metadata))
         return Choice(
-            index=delta.choice,
+            index=answer.index,
             message=choice.message(parts),
             logprobs=logprobs,
             finish_reason=choice.finish_reason(reason),
         )
 
-    def chunks(self, delta: OutputDelta) -> Iterator[ChatCompletionChunk]:
+    def chunks(self, part: Chunk) -> Iterator[ChatCompletionChunk]:
         """Yield the role, the parts of the answer and the finish reason, each in a chunk of its own, as OpenAI does.
 
         Log-probabilities are sent as soon as the text of their tokens is settled, with the first of its parts. If all
         of the text is held back, they are sent with empty content.
         """
-        if delta.choice not in self._parts:
-            self._parts[delta.choice] = ChoiceParts(self._plan, self._metadata.id, delta.choice)
+        index, reason = part.index, finish_reason_of(part)
+        if index not in self._parts:
+            self._parts[index] = ChoiceParts(self._plan, self._metadata.id, index)
             yield self._chunk(
-                ChunkChoice(index=delta.choice, delta=ChoiceDelta(role="assistant", content=""), finish_reason=None)
+                ChunkChoice(index=index, delta=ChoiceDelta(role="assistant", content=""), finish_reason=None)
             )
-        choice = self._parts[delta.choice]
-        content = _logprobs(self._logprobs.take(delta), self._metadata)
-        audits = _audits(delta, self._metadata)
+        choice = self._parts[index]
+        content = _logprobs(self._logprobs.take(part), self._metadata)
+        audits = _audits(part, self._metadata)
         logprobs = ChunkLogprobs(content=content, **audits) if content or audits else None
-        deltas = [choice.delta(part) for part in choice.push(delta.text, delta.finish_reason)]
-        for part in deltas or ([ChoiceDelta(content="")] if logprobs else []):
-            yield self._chunk(ChunkChoice(index=delta.choice, delta=part, logprobs=logprobs, finish_reason=None))
+        deltas = [choice.delta(piece) for piece in choice.push(part.text, reason)]
+        for delta in deltas or ([ChoiceDelta(content="")] if logprobs else []):
+            yield self._chunk(ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=None))
             logprobs = None
-        if delta.finish_reason:
-            reason = choice.finish_reason(delta.finish_reason)
-            yield self._chunk(ChunkChoice(index=delta.choice, delta=ChoiceDelta(), finish_reason=reason))
+        if reason:
+            reason = choice.finish_reason(reason)
+            yield self._chunk(ChunkChoice(index=index, delta=ChoiceDelta(), finish_reason=reason))
 
     def last_chunks(self, usage: CompletionUsage) -> Iterator[ChatCompletionChunk]:
         """Yield the last chunk, which carries the usage and no choice."""
         yield self._chunk().model_copy(update={"usage": usage})
 
     def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
-        metadata = self._metadata
-        return ChatCompletionChunk(
-            id=metadata.id,
-            object="chat.completion.chunk",
-            created=metadata.created,
-            model=metadata.model,
-            choices=list(choices),
-        )
+        return ChatCompletionChunk(**self._metadata.fields, object="chat.completion.chunk", choices=list(choices))
 
 
-def _audits(delta: OutputDelta, metadata: ResponseMetadata) -> dict[str, Any]:
+def _audits(part: Chunk, metadata: ResponseMetadata) -> dict[str, Any]:
     """Return our field `audits`, the autoregressive choices for tokens accepted at masks, unless there are none."""
     audits = [
         {
@@ -148,7 +146,7 @@ def _audits(delta: OutputDelta, metadata: ResponseMetadata) -> dict[str, Any]:
             "bytes": list(metadata.bytes_of(audit.token)),
             "logprob": math.log(audit.confidence) if audit.confidence else LEAST_LOGPROB,
         }
-        for audit in delta.audits
+        for audit in part.audits
     ]
     return {"audits": audits} if audits else {}
 
@@ -182,14 +180,16 @@ class CompletionResponseBuilder:
         """Choices whose prompt has been echoed."""
         self._logprobs = LogprobBuffer()
 
-    def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> Completion:
+    def full(self, answers: Sequence[Chunk], usage: CompletionUsage) -> Completion:
         """Return the complete response."""
-        return self._completion([self._choice(delta, delta.finish_reason or "length") for delta in choices], usage)
+        return self._completion(
+            [self._choice(answer, finish_reason_of(answer) or "length") for answer in answers], usage
+        )
 
-    def chunks(self, delta: OutputDelta) -> Iterator[Completion]:
-        """Yield the chunk of a delta, if the delta has text or a finish reason."""
-        choice = self._choice(delta, delta.finish_reason)
-        if choice.text or delta.finish_reason:
+    def chunks(self, part: Chunk) -> Iterator[Completion]:
+        """Yield the object of a part, if the part has text or a finish reason."""
+        choice = self._choice(part, finish_reason_of(part))
+        if choice.text or choice.finish_reason:
             # OpenAI's type requires a finish reason in every chunk, but its server sends null until the last one.
             yield self._completion([choice])
 
@@ -197,19 +197,19 @@ class CompletionResponseBuilder:
         """Yield the last chunk, which carries the usage and no choice."""
         yield self._completion([], usage)
 
-    def _choice(self, delta: OutputDelta, reason: ChoiceFinishReason | None) -> CompletionChoice:
-        entries = self._logprobs.take(delta)
-        logprobs = self._entries(entries) if entries or delta.logprobs else None
-        text, fields = delta.text, dict[str, Any]()
+    def _choice(self, part: Chunk, reason: ChoiceFinishReason | None) -> CompletionChoice:
+        entries = self._logprobs.take(part)
+        logprobs = self._entries(entries) if entries or part.logprobs else None
+        text, fields = part.text, dict[str, Any]()
         if self._prompts:
-            prompt = self._prompts[delta.choice // self._n]
-            if delta.choice not in self._begun:
+            prompt = self._prompts[part.index // self._n]
+            if part.index not in self._begun:
                 text = prompt.echo + text
-            logprobs = prompt.before(logprobs, delta, self._metadata.text_of)
-            fields = prompt.field(delta, self._metadata.text_of)
-            self._begun.add(delta.choice)
+            logprobs = prompt.before(logprobs, part, self._metadata.text_of)
+            fields = prompt.field(part, self._metadata.text_of)
+            self._begun.add(part.index)
         return CompletionChoice.construct(
-            index=delta.choice, text=text, logprobs=logprobs, finish_reason=reason, **fields
+            index=part.index, text=text, logprobs=logprobs, finish_reason=reason, **fields
         )
 
     def _entries(self, entries: Sequence[LogprobEntry]) -> Logprobs:
@@ -222,12 +222,5 @@ class CompletionResponseBuilder:
         )
 
     def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | None = None) -> Completion:
-        metadata = self._metadata
-        completion = Completion(
-            id=metadata.id,
-            object="text_completion",
-            created=metadata.created,
-            model=metadata.model,
-            choices=choices,
-        )
+        completion = Completion(**self._metadata.fields, object="text_completion", choices=choices)
         return completion if usage is None else completion.model_copy(update={"usage": usage})

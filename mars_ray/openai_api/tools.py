@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from mars_ray.chat.call_format import AnswerFormat
-from mars_ray.chat.conversation import Conversation, PlainMessage, plain_messages, template_conversation
-from mars_ray.chat.limits import TOOLS_MAX
-from mars_ray.chat.messages import Message
-from mars_ray.chat.request_body import Items, RequestBody
-from mars_ray.chat.tools import FunctionDefinition, Functions, FunctionTool, Tools, check_functions, template_tools
-from mars_ray.openai_api.api_error import ApiError
+from mars_ray.chat.conversation import Conversation, PlainMessage, template_conversation
+from mars_ray.chat.request_body import TOOLS_MAX, Items, RequestBody
+from mars_ray.chat.tools import FunctionDefinition, Functions, Tools, check_functions, template_tools
+from mars_ray.errors import RequestError
+from mars_ray.openai_api.request_limits import RequestLimits
 
 
 class FunctionChoice(RequestBody):
@@ -98,36 +97,29 @@ class OfferedTools:
         return "functions" if self.legacy else "tools"
 
 
-def offered_tools(
-    *,
-    tools: list[FunctionTool],
-    tool_choice: ToolChoice | None,
-    parallel: bool,
-    functions: list[FunctionDefinition],
-    function_call: LegacyChoice | None,
-    tools_max: int,
-) -> OfferedTools | None:
-    """Return the tools of a request; None if it has none or the answer may call none. Raises an `ApiError`."""
+def tools_of(body: ToolFields, limits: RequestLimits) -> OfferedTools | None:
+    """Return the tools of a request; None if it has none or the answer may call none. Raises `RequestError`."""
+    tools, tool_choice, functions, function_call = body.tools, body.tool_choice, body.functions, body.function_call
     if (tools or tool_choice) and (functions or function_call):
-        raise ApiError.bad_request("give tools and tool_choice, or functions and function_call, not both.", "functions")
+        raise RequestError("give tools and tool_choice, or functions and function_call, not both.", param="functions")
     legacy = bool(functions)
     param = "functions" if legacy else "tools"
     named = functions or [tool.function for tool in tools]
     choice = function_call if legacy else tool_choice
-    if len(named) > tools_max:
-        raise ApiError.bad_request(
-            f"{param} holds {len(named)} functions; this server takes at most {tools_max}.", param
+    if len(named) > limits.tools:
+        raise RequestError(
+            f"{param} holds {len(named)} functions; this server takes at most {limits.tools}.", param=param
         )
     check_functions(named, param)
     wanted = _wanted_names(choice or function_call)
     allowed = choice.allowed_tools if isinstance(choice, AllowedToolsChoice) else None
     required = choice == "required" or (allowed.mode == "required" if allowed else bool(wanted))
     if not named and (wanted or required):
-        raise ApiError.bad_request(f"the choice of a tool needs tools; give {param}.", "tool_choice")
+        raise RequestError(f"the choice of a tool needs tools; give {param}.", param="tool_choice")
     for unknown in [name for name in wanted if name not in {function.name for function in named}]:
-        raise ApiError.bad_request(
+        raise RequestError(
             f"the function {unknown[:80]!r} is not in {param}; choose one of those.",
-            "function_call" if legacy else "tool_choice",
+            param="function_call" if legacy else "tool_choice",
         )
     if not named or choice == "none":
         return None
@@ -135,7 +127,7 @@ def offered_tools(
         functions=tuple(named),
         callable=tuple(function for function in named if not wanted or function.name in wanted),
         required=required,
-        parallel=parallel and not legacy and (allowed is not None or not wanted),
+        parallel=body.parallel_tool_calls and not legacy and (allowed is not None or not wanted),
         legacy=legacy,
     )
 
@@ -152,14 +144,7 @@ def _wanted_names(choice: object) -> list[str]:
     return []
 
 
-def conversation(messages: Sequence[Message], offered: OfferedTools | None, model: AnswerFormat) -> Conversation:
-    """Return the conversation of a request for the model's chat template. Raises `RequestError`."""
-    return conversation_with_tools(plain_messages(messages), offered, model)
-
-
-def conversation_with_tools(
-    messages: Sequence[PlainMessage], offered: OfferedTools | None, model: AnswerFormat
-) -> Conversation:
+def conversation(messages: Sequence[PlainMessage], offered: OfferedTools | None, model: AnswerFormat) -> Conversation:
     """Return checked messages, with the tools on offer, for the model's chat template. Raises `RequestError`."""
     tools = template_tools(offered.functions) if offered else []
     return template_conversation(messages, tools, model, offered.param if offered else "tools")

@@ -15,7 +15,6 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import NUMBERS, DecodeParams, Request, SamplingParams
 from mars_ray.errors import PromptTooLongError, RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
@@ -25,7 +24,6 @@ from mars_ray.openai_api.protocol import (
     JsonSchemaFormat,
 )
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.tools import OfferedTools, ToolFields, offered_tools
 
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion, as in OpenAI's API reference. Chat answers have a higher default, which is
@@ -36,71 +34,59 @@ ID_DIGITS = 10
 
 
 def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
-    """Raise an `ApiError` for a body that exceeds the limits. The engine compiles a schema later, and may refuse it."""
+    """Raise `RequestError` for a body beyond the limits. The engine compiles a schema later, and may refuse it."""
     _at_most("n", body.n, limits.n)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     _at_most("the number of strings in stop", len(stops), limits.stop, "stop")
     _at_most("the length of a stop string", max(map(len, stops), default=0), limits.stop_chars, "stop")
     if not all(stops):
-        raise ApiError.bad_request("a stop string is empty; leave it out.", "stop")
+        raise RequestError("a stop string is empty; leave it out.", param="stop")
     _at_most("the number of stop_token_ids", len(body.stop_token_ids), limits.stop, "stop_token_ids")
     _at_most("the number of tokens in logit_bias", len(body.logit_bias), limits.logit_bias, "logit_bias")
     if body.threshold is not None and body.threshold_floor is not None:
-        raise ApiError.bad_request("give threshold or threshold_floor, not both.", "threshold_floor")
+        raise RequestError("give threshold or threshold_floor, not both.", param="threshold_floor")
     if isinstance(body, ChatCompletionRequest):
         check_messages(body.messages, limits)
         _at_most("top_logprobs", body.top_logprobs, limits.top_logprobs)
         if body.top_logprobs and not body.logprobs:
-            raise ApiError.bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+            raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
         if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
-            raise ApiError.bad_request("max_tokens and max_completion_tokens differ; give one.", "max_tokens")
+            raise RequestError("max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
     if isinstance(body, CompletionRequest):
         _check_completion(body, limits)
         prompts = [*body.texts, *body.ids]
         _at_most("the number of prompts", len(prompts), limits.prompts, "prompt")
         _at_most("logprobs", body.logprobs, limits.top_logprobs)
         if not prompts or not all(prompts):
-            raise ApiError.bad_request("the prompt is empty; give at least one token.", "prompt")
+            raise RequestError("the prompt is empty; give at least one token.", param="prompt")
     _at_most("prompt_logprobs", body.prompt_logprobs, limits.top_logprobs)
     if body.stream and body.prompt_logprobs is not None:
-        raise ApiError.bad_request("prompt_logprobs cannot be streamed; leave out stream.", "prompt_logprobs")
+        raise RequestError("prompt_logprobs cannot be streamed; leave out stream.", param="prompt_logprobs")
     try:
         _grammar(body)
     except RequestError as error:
-        raise ApiError.bad_request(str(error), "response_format") from error
+        raise RequestError(str(error), param="response_format") from error
 
 
 def _check_completion(body: CompletionRequest, limits: RequestLimits) -> None:
     _at_most("best_of", body.best_of, limits.n)
     if body.candidates < body.n:
-        raise ApiError.bad_request(f"best_of is {body.best_of}; it must be at least n, {body.n}.", "best_of")
+        raise RequestError(f"best_of is {body.best_of}; it must be at least n, {body.n}.", param="best_of")
     if body.stream and body.candidates > body.n:
-        raise ApiError.bad_request("best_of cannot be streamed; leave out stream.", "best_of")
+        raise RequestError("best_of cannot be streamed; leave out stream.", param="best_of")
     if body.stream and body.echo and body.logprobs is not None:
-        raise ApiError.bad_request("echo with logprobs cannot be streamed; leave out stream.", "echo")
+        raise RequestError("echo with logprobs cannot be streamed; leave out stream.", param="echo")
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
-        raise ApiError.bad_request("max_tokens is 0; it may be 0 only with echo or prompt_logprobs.", "max_tokens")
+        raise RequestError("max_tokens is 0; it may be 0 only with echo or prompt_logprobs.", param="max_tokens")
     if body.suffix and body.ids:
-        raise ApiError.bad_request("suffix needs a prompt of text, not of token ids.", "suffix")
+        raise RequestError("suffix needs a prompt of text, not of token ids.", param="suffix")
     if body.suffix and body.echo:
-        raise ApiError.bad_request("suffix and echo exclude each other; leave one out.", "suffix")
+        raise RequestError("suffix and echo exclude each other; leave one out.", param="suffix")
 
 
 def check_messages(messages: list[Message], limits: RequestLimits) -> None:
-    """Raise an `ApiError` for a conversation that exceeds the limits."""
+    """Raise `RequestError` for a conversation that exceeds the limits."""
     _at_most("the number of messages", len(messages), limits.messages, "messages")
-
-
-def tools_of(body: ToolFields, limits: RequestLimits) -> OfferedTools | None:
-    """Return the tools of a request; None if the answer may call none. Raises an `ApiError`."""
-    return offered_tools(
-        tools=body.tools,
-        tool_choice=body.tool_choice,
-        parallel=body.parallel_tool_calls,
-        functions=body.functions,
-        function_call=body.function_call,
-        tools_max=limits.tools,
-    )
 
 
 def check_text_length(texts: Iterable[str], model: ModelInfo, longest_token_bytes: int) -> None:
@@ -131,7 +117,7 @@ def engine_requests(
 
     `plan` is that of a chat answer.
 
-    Raises `ApiError` and `RequestError`.
+    Raises `RequestError`.
     """
     _check_scores(body, sum(map(len, prompts)), limits)
     return [
@@ -184,10 +170,10 @@ def _sampling(
         logprobs = 0 if body.logprobs is None and body.candidates > body.n else body.logprobs
     max_tokens = min(default if requested is None else requested, most)
     if body.min_tokens > max_tokens:
-        raise ApiError.bad_request(
+        raise RequestError(
             f"min_tokens is {body.min_tokens}, must be at most max_tokens, which is {max_tokens} here. Raise "
             "max_tokens, or lower min_tokens.",
-            "min_tokens",
+            param="min_tokens",
         )
     return SamplingParams(
         max_tokens=max_tokens,
@@ -210,10 +196,10 @@ def _check_scores(body: GenerateRequest, tokens: int, limits: RequestLimits) -> 
     scored = _scored(body)
     entries = 0 if scored is None else tokens * (scored + 1)
     if entries > limits.prompt_scores:
-        raise ApiError.bad_request(
+        raise RequestError(
             f"the prompts have {entries} log-probabilities; this server returns at most {limits.prompt_scores}. "
             "Shorten them, or list fewer tokens.",
-            "prompt_logprobs",
+            param="prompt_logprobs",
         )
 
 
@@ -239,10 +225,10 @@ def _grammar(body: GenerateRequest) -> GrammarSpec | None:
 def _bias(biases: dict[str, float]) -> dict[int, float]:
     # `int` alone would also accept " 5" and "0_5".
     if not all(token.isascii() and token.isdecimal() and len(token) <= ID_DIGITS for token in biases):
-        raise ApiError.bad_request('the keys of logit_bias must be token ids, such as "42".', "logit_bias")
+        raise RequestError('the keys of logit_bias must be token ids, such as "42".', param="logit_bias")
     return {int(token): bias for token, bias in biases.items()}
 
 
 def _at_most(name: str, value: int | None, most: int, param: str | None = None) -> None:
     if value is not None and value > most:
-        raise ApiError.bad_request(f"{name} is {value}; this server takes at most {most}.", param or name)
+        raise RequestError(f"{name} is {value}; this server takes at most {most}.", param=param or name)

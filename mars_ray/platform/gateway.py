@@ -15,7 +15,6 @@ from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, Gauge
 
 from mars_ray.errors import UnavailableError
-from mars_ray.openai_api.responses_protocol import RESPONSES_PATH
 from mars_ray.platform.accounts.account_store import open_account_store, open_audit_log
 from mars_ray.platform.accounts.admin_routes import Administration, admin_routes
 from mars_ray.platform.accounts.callers import AccountCallers
@@ -25,6 +24,7 @@ from mars_ray.platform.batches.batch_store import BatchFigures, Stores
 from mars_ray.platform.models.model_routes import model_routes
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.platform_config import PlatformConfig
+from mars_ray.platform.responses.protocol import RESPONSES_PATH
 from mars_ray.platform.responses.response_store import ResponseStoreClient
 from mars_ray.platform.responses.routes import response_form, responses_routes
 from mars_ray.platform.usage.gateway_meter import GatewayMeter

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.platform.accounts.account_store import audit_folder, open_account_store
+from mars_ray.platform.batches.protocol import StorageLimits
 from mars_ray.platform.usage.usage_rows import TokenPrices
 from mars_ray.serve.deploy.model_settings import ModelSettings, absolute_model
 from mars_ray.serve.deploy.serve_config import ServeConfig

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -70,13 +69,23 @@ class Tracer:
         *,
         parent: Context | Span | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
-        attributes: Mapping[str, Attribute] | None = None,
+        attributes: Mapping[str, Attribute | None] | None = None,
         links: Sequence[Link] = (),
     ) -> Span:
-        """Return a span that began at `start_unix_s`; it has no parent if `parent` is None or an empty context."""
-        context = parent if isinstance(parent, Context) else Context() if parent is None else in_context(parent)
+        """Return a span that began at `start_unix_s`, with the attributes that have a value.
+
+        It has no parent if `parent` is None or an empty context.
+        """
+        if isinstance(parent, Span):
+            parent = set_span_in_context(parent, Context())
         return self._tracer.start_span(
-            name, context, kind, attributes, links, start_time=nanoseconds(start_unix_s), set_status_on_exception=False
+            name,
+            parent or Context(),
+            kind,
+            {name: value for name, value in (attributes or {}).items() if value is not None},
+            links,
+            start_time=nanoseconds(start_unix_s),
+            set_status_on_exception=False,
         )
 
     @property
@@ -91,11 +100,6 @@ class Tracer:
         closing.join(CLOSE_S)
         if closing.is_alive():
             self._exporter.shutdown()  # or it would try again for as long as one request may last
-
-
-def in_context(span: Span) -> Context:
-    """Return the context of the children of a span."""
-    return set_span_in_context(span, Context())
 
 
 def nanoseconds(unix_s: float) -> int:
@@ -144,8 +148,3 @@ class _BoundedProcessor(BatchSpanProcessor):
             return
         self._queued += 1
         super().on_end(span)
-
-
-def span_attributes(values: Mapping[str, Any]) -> dict[str, Attribute]:
-    """Return the attributes that have a value."""
-    return {name: value for name, value in values.items() if value is not None}

@@ -4,7 +4,7 @@ Letters: R requests of a step, K masks of the full block, G thresholds of the gr
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -33,10 +33,6 @@ class LookaheadRecord:
     """Forwards that read the k-th mask."""
     passed: tuple[tuple[int, ...], ...]
     """For each of `thresholds`: forwards in which the k-th mask and all masks before it reach the threshold."""
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the counts as a dictionary that travels between processes."""
-        return asdict(self)
 
 
 class LookaheadCounters:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
-from mars_ray.errors import RequestError
 
 FIELDS = {"mode": "mode", "threshold": "threshold", "threshold_floor": "floor", "block": "block"}
 """Fields of `DecodeParams`, keyed by their names in `vllm_xargs`."""
@@ -42,10 +41,6 @@ class RequestLookahead(NamedTuple):
 def decode_params(extra_args: Mapping[str, Any] | None) -> DecodeParams:
     """Return the decoding parameters in `vllm_xargs`. Raises `RequestError` for wrong ones."""
     fields = {field: extra_args[name] for name, field in FIELDS.items() if extra_args and name in extra_args}
-    if "mode" in fields:
-        if fields["mode"] not in tuple(Mode):
-            raise RequestError(f"mode is {fields['mode']!r}; choose one of {', '.join(Mode)}.")
-        fields["mode"] = Mode(fields["mode"])
     return DecodeParams(**fields)
 
 

@@ -9,7 +9,7 @@ from mars_ray.adapter.card import check_base, read_adapter_card, resolve_adapter
 from mars_ray.control.control_settings import ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import STANDARD
-from mars_ray.errors import ConfigError, ModelError
+from mars_ray.errors import ConfigError, ModelError, problems_of
 from mars_ray.model.card import CARD_FILE, read_card
 from mars_ray.vllm.step_layout import draft_positions
 
@@ -99,9 +99,7 @@ class VllmSettings(BaseModel):
         try:
             return cls.model_validate(additional)
         except ValidationError as error:
-            problem = error.errors()[0]
-            name = ".".join(map(str, (KEY, *problem["loc"])))
-            raise ConfigError(f"additional_config {name} is {problem['input']!r}: {problem['msg']}.") from error
+            raise ConfigError(f"additional_config {KEY}: {problems_of(error)}.") from error
 
 
 def _of_checkpoint(folder: Path, vocab_size: int) -> tuple[int, int]:

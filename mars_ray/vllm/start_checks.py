@@ -1,4 +1,4 @@
-"""Refuse at start, in one line each, the vLLM settings under which MARS would be wrong or would not work."""
+"""Versions and networks that the plug-in supports, and settings of vLLM that it refuses at start, in one line each."""
 
 import re
 from collections.abc import Iterator
@@ -9,6 +9,13 @@ from mars_ray.vllm.settings import VllmSettings
 
 VERSIONS = ("0.32", "0.33")
 """Minor versions of vLLM that the plug-in was written for."""
+ARCHITECTURE_OF = {
+    "llama": "MarsLlamaForCausalLM",
+    "qwen2": "MarsQwen2ForCausalLM",
+    "qwen3": "MarsQwen3ForCausalLM",
+}
+"""Names for `--hf-overrides` of networks that look ahead, keyed by the `model_type` of config.json. Under its own name,
+a checkpoint is served by stock vLLM."""
 
 
 def check_version(version: str) -> None:

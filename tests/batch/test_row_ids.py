@@ -30,7 +30,7 @@ def assign(*raws: bytes) -> list[RowId]:
 def test_a_row_that_has_an_id_keeps_it_whatever_else_it_says() -> None:
     one, number = assign(raw(id="a", prompt="x"), raw(id=7, prompt="x"))
     assert (one.id, number.id) == ("a", "7")
-    assert one.given and number.given
+    assert one.is_own and number.is_own
     assert [one] == assign(raw(id="a", prompt="another"))
 
 
@@ -86,4 +86,4 @@ def test_an_id_that_is_none_is_refused_with_the_reason_or_passed_over(value: obj
     with pytest.raises(BadRecordError, match=r"'key' (must be text or an integer|is not valid Unicode)"):
         id_in({"key": value}, "key")
     [row_id] = assign(json.dumps({"id": value}).encode())
-    assert not row_id.given
+    assert not row_id.is_own

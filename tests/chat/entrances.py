@@ -15,7 +15,7 @@ from mars_ray.batch.rows.openai_format import CHAT, OpenAIBatchFormat, OpenAIFor
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
 from mars_ray.batch.rows.row_format import RowFormat
 from mars_ray.batch.rows.stage_rows import rows_to_answer, with_requests
-from mars_ray.chat.conversation import template_text
+from mars_ray.chat.conversation import plain_messages, template_text
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts
@@ -23,9 +23,8 @@ from mars_ray.data.records import parse_record
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import InputError
 from mars_ray.evaluation.task_files import read_references
-from mars_ray.llm.requests import as_conversation, encode_conversation, plan_with_tools
+from mars_ray.llm.requests import as_conversation, encode_conversations
 from mars_ray.model.folder import open_model
-from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.tools import conversation
 
@@ -86,7 +85,7 @@ def _request(messages: Any) -> tuple[int, ...]:
         checked = ChatCompletionRequest.model_validate(body)
     except ValidationError as error:
         raise validation_error(error.errors(), body) from None
-    talk = conversation(checked.messages, None, encoder().format)
+    talk = conversation(plain_messages(checked.messages), None, encoder().format)
     assert template_text(talk)
     return tuple(encoder().ids(encoder().prompt_text(talk.messages)))
 
@@ -98,7 +97,7 @@ ENTRANCES: dict[str, Entrance] = {
         _batch_file(), {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m", "messages": messages}}
     ),
     "stage": _stage,
-    "LLM": lambda messages: encode_conversation(_tokenizer(), as_conversation(messages)),
+    "LLM": lambda messages: encode_conversations(_tokenizer(), [as_conversation(messages)])[0][0],
     "prompt file": lambda messages: _file(lambda path: read_prompts(path)[0], {"messages": messages}),
     "reference file": lambda messages: _file(
         lambda path: read_references(path, "exact")[0].messages, {"messages": messages, "reference": "a"}
@@ -109,7 +108,7 @@ ENTRANCES: dict[str, Entrance] = {
 WITH_TOOLS: dict[str, Entrance] = {
     "row": lambda messages: _row(_plain(), {"messages": messages, "tools": [TOOL]}),
     "row with JSON text": lambda messages: _row(_plain(), {"messages": messages, "tools": json.dumps([TOOL])}),
-    "LLM": lambda messages: tuple(plan_with_tools(_tokenizer(), [as_conversation(messages)], [TOOL], "auto")[0].ids),
+    "LLM": lambda messages: encode_conversations(_tokenizer(), [as_conversation(messages)], [TOOL])[0][0],
     "row of a batch file": lambda messages: _row(
         _batch_file(),
         {
@@ -126,8 +125,6 @@ def outcome(entrance: Entrance, messages: Any) -> tuple[int, ...] | str:
     """Return the tokens of the prompt, or the words of the refusal without what the entrance puts around them."""
     try:
         return entrance(messages)
-    except ApiError as error:
-        words = error.message
     except InputError as error:
         words = str(error)
     words = words.rpartition("a.jsonl, record 1: ")[2].rpartition("a.jsonl, line 1: ")[2]

@@ -3,7 +3,6 @@
 import asyncio
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,12 +11,12 @@ import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from mars_ray import LLM, AsyncLLM, MarsRayError, SamplingParams
 from mars_ray.errors import AdapterError, RequestError
 from mars_ray.llm.requests import as_conversation, as_conversations, as_tools, encode_prompts
+from tests.samples import JUNK
 
 ONE = SamplingParams(max_tokens=1)
 TEXTS = ["Names: Ann,", "1, 2, 3"]
@@ -223,21 +222,6 @@ def test_wrong_adapters_are_named(llm: LLM, adapters: Any) -> None:
 def test_one_tool_and_no_tools_are_lists() -> None:
     assert as_tools(TOOL) == as_tools(iter([TOOL])) == [TOOL]  # type: ignore[arg-type]
     assert as_tools(None) == as_tools(()) == []
-
-
-JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | st.builds(object)
-    | st.characters(categories=["Cs"])
-    | st.sampled_from([int, Path("a"), np.float32(0.5), np.array(3), range(3), {1}]),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=2),
-    max_leaves=5,
-)
 
 
 @given(value=JUNK)

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mars_ray.chat.call_format import MARKERS
-from mars_ray.openai_api.call_parser import AnswerPart, CallPart, ContentPart, ReasoningPart
+from mars_ray.openai_api.answer_parts import AnswerPart, CallPart, ContentPart, ReasoningPart
 
 NAMES = ("get_weather", "now", "a-b", "f")
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mars_ray.chat.call_format import CALL_FORMATS, MARKERS, REASONING_FORMATS, CallFormat
 from mars_ray.chat.generic_tools import written_calls
-from mars_ray.openai_api.call_parser import CallParser, ContentPart
+from mars_ray.openai_api.answer_parts import ContentPart
+from mars_ray.openai_api.call_parser import CallParser
 from mars_ray.openai_api.reasoning_parser import ReasoningParser
 from tests.openai_api.answer_samples import CALLS, NAMES, PROSE, cut, joined
 

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from openai.types.completion_usage import CompletionUsage
 
 from mars_ray.chat.call_format import CALL_FORMATS, Marker, answer_format, ends_in_reasoning
-from mars_ray.chat.conversation import template_text
+from mars_ray.chat.conversation import plain_messages, template_text
 from mars_ray.chat.generic_tools import written_calls
+from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
-from mars_ray.openai_api.deltas import OutputDelta
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.tools import conversation
-from mars_ray.openai_api.translate import tools_of
+from mars_ray.openai_api.tools import conversation, tools_of
 from tests.openai_api.answer_samples import CALLS, NAMES, PROSE, cut
 from tests.openai_api.grammar_walks import vocabulary, walk
 from tests.serve.tool_samples import CALLED, QUESTION, RESULT, TOOLS, tool
@@ -61,12 +60,12 @@ def test_an_unknown_format_of_calls_is_refused_with_the_setting_that_names_it() 
     model = answer_format(TEMPLATES[None], {})
     body = body_of(tools=TOOLS)
     with pytest.raises(RequestError, match=r"an unknown format.*set tool_call_parser"):
-        conversation(body.messages, tools_of(body, RequestLimits()), model)
+        conversation(plain_messages(body.messages), tools_of(body, RequestLimits()), model)
 
 
 def test_the_template_sees_tools_calls_and_results() -> None:
     body = body_of(tools=TOOLS, messages=[*QUESTION, CALLED, RESULT])
-    talk = conversation(body.messages, tools_of(body, RequestLimits()), answer_format(QWEN, {}))
+    talk = conversation(plain_messages(body.messages), tools_of(body, RequestLimits()), answer_format(QWEN, {}))
     text = (
         jinja2.Environment()
         .from_string(QWEN)
@@ -81,7 +80,7 @@ def test_the_template_sees_tools_calls_and_results() -> None:
 
 def test_a_template_without_tools_gets_them_as_text() -> None:
     body = body_of(tools=TOOLS, messages=[{"role": "system", "content": "Be brief."}, *QUESTION, CALLED, RESULT])
-    talk = conversation(body.messages, tools_of(body, RequestLimits()), answer_format("", {}, "hermes"))
+    talk = conversation(plain_messages(body.messages), tools_of(body, RequestLimits()), answer_format("", {}, "hermes"))
     assert talk.tools == []
     assert [message["role"] for message in talk.messages] == ["system", "user", "assistant", "user"]
     system, _, call, result = (message["content"] for message in talk.messages)
@@ -92,7 +91,9 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
 
 def test_mistrals_templates_get_ids_of_nine_characters_that_still_match() -> None:
     body = body_of(messages=[*QUESTION, CALLED, RESULT])
-    _, call, result = conversation(body.messages, None, answer_format(TEMPLATES["mistral"], {})).messages
+    _, call, result = conversation(
+        plain_messages(body.messages), None, answer_format(TEMPLATES["mistral"], {})
+    ).messages
     assert call["tool_calls"][0]["id"] == result["tool_call_id"]
     assert len(result["tool_call_id"]) == 9 and result["tool_call_id"].isalnum()
 
@@ -101,9 +102,13 @@ METADATA = ResponseMetadata(id="id", created=0, model="m", token_bytes=())
 USAGE = CompletionUsage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
 
 
+def chunk_of(text: str, *, last: bool) -> Chunk:
+    finished = Finished("stop", prompt_tokens=1, cached_tokens=0, tokens=1, forwards=1, queued_s=0)
+    return Chunk("r", 0, (), (text,), finished=finished if last else None)
+
+
 def whole(plan: AnswerPlan, text: str) -> dict[str, Any]:
-    delta = OutputDelta(0, (text,), (), (), "stop")
-    choice = ChatResponseBuilder(METADATA, plan).full([delta], USAGE).choices[0]
+    choice = ChatResponseBuilder(METADATA, plan).full([chunk_of(text, last=True)], USAGE).choices[0]
     return {"finish_reason": choice.finish_reason} | choice.message.model_dump(exclude_unset=True)
 
 
@@ -113,7 +118,7 @@ def collected(plan: AnswerPlan, pieces: list[str]) -> dict[str, Any]:
     answer: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     for number, piece in enumerate(pieces):
         last = number == len(pieces) - 1
-        for chunk in builder.chunks(OutputDelta(0, (piece,), (), (), "stop" if last else None)):
+        for chunk in builder.chunks(chunk_of(piece, last=last)):
             event = chunk.model_dump(exclude_unset=True)["choices"][0]
             delta = event["delta"]
             for name in ("content", "reasoning_content"):

@@ -12,10 +12,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from mars_ray.chat.call_format import answer_format
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.parted_answer import parted_answer
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.request_limits import RequestLimits
-from mars_ray.openai_api.translate import tools_of
+from mars_ray.openai_api.tools import tools_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WHEELS = {"trl": "trl==1.16.0", "axolotl": "axolotl==0.19.0"}
@@ -94,7 +93,7 @@ def test_a_call_that_a_published_template_renders_is_read(templates: dict[str, s
     assert whole.startswith(prompt)
     body = ChatCompletionRequest.model_validate({"model": "m", "messages": [QUESTION], "tools": [TOOL]})
     plan = AnswerPlan(model=found, offered=tools_of(body, RequestLimits()))
-    [call] = parted_answer(plan, whole[len(prompt) :]).tool_calls
+    [call] = plan.parted(whole[len(prompt) :]).tool_calls
     assert (call.name, json.loads(call.arguments)) == ("weather", ARGUMENTS)
 
 

@@ -19,14 +19,13 @@ from mars_ray.batch.output import job_log
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.errors import OutputError, RequestError, UnavailableError
-from mars_ray.openai_api.batches_protocol import BATCH_URLS, BatchRequest
-from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.platform.batches import batch_run, row_calls, runner
 from mars_ray.platform.batches.batch_output import UsageSum
 from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
 from mars_ray.platform.batches.batch_store import BatchStore, StoredBatch
 from mars_ray.platform.batches.file_store import FileStore
 from mars_ray.platform.batches.input_file import BatchRow
+from mars_ray.platform.batches.protocol import BATCH_URLS, BatchRequest, StorageLimits
 from mars_ray.platform.batches.row_calls import RouteAnswer, RowCalls
 from mars_ray.platform.batches.runner import BatchRunner
 from mars_ray.platform.batches.storage_paths import BatchFolders, open_blocks, result_id

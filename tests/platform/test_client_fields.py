@@ -6,20 +6,18 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from mars_ray.chat.client_fields import (
-    ANTHROPIC_MESSAGE_FIELDS,
     ASSISTANT_FIELDS,
-    BLOCK_FIELDS,
     CALL_FIELDS,
     DEFINITION_FIELDS,
     FUNCTION_FIELDS,
-    ITEM_FIELDS,
     MESSAGE_FIELDS,
     PART_FIELDS,
 )
 from mars_ray.chat.conversation import read_messages, read_tools
 from mars_ray.errors import RequestError
-from mars_ray.openai_api.responses_protocol import Item
-from mars_ray.platform.anthropic.protocol import ConversationMessage, Tool
+from mars_ray.platform.anthropic.protocol import BLOCK_FIELDS, ConversationMessage, Tool
+from mars_ray.platform.anthropic.protocol import MESSAGE_FIELDS as ANTHROPIC_MESSAGE_FIELDS
+from mars_ray.platform.responses.protocol import ITEM_FIELDS, Item
 
 VALUES: list[Any] = ["x", 5, True, {"a": 1}, [{"b": 2}], None]
 USER: dict[str, Any] = {"role": "user", "content": "a"}

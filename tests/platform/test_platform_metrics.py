@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.platform.batches.batch_store import STALE_S, BatchFigures, BatchStore
 from mars_ray.platform.batches.file_store import FileStore
+from mars_ray.platform.batches.protocol import StorageLimits
 from mars_ray.platform.batches.storage_paths import BatchFolders
 from mars_ray.platform.gateway import PlatformMetrics
 from mars_ray.serve.http.gateway_metrics import merge_metrics

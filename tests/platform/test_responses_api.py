@@ -15,17 +15,17 @@ from starlette.requests import Request
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.errors import GrammarError
-from mars_ray.openai_api.response_events import ResponseObjectBuilder
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.responses_protocol import (
+from mars_ray.openai_api.usage import ResponseUsage
+from mars_ray.platform.responses.events import ResponseObjectBuilder
+from mars_ray.platform.responses.protocol import (
     RESPONSES_IGNORED,
     RESPONSES_NEUTRAL,
     ReasoningOptions,
     ResponsesRequest,
 )
-from mars_ray.openai_api.responses_translate import chat_request_of
-from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.platform.responses.routes import response_form
+from mars_ray.platform.responses.translate import chat_request_of
 from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.generation import Generation, answer_events
 from mars_ray.serve.http.streams import MergedCalls

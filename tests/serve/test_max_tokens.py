@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.process.messages import EngineFacts
 from mars_ray.engine.request import Request
-from mars_ray.openai_api.api_error import ApiError
+from mars_ray.errors import RequestError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits
@@ -157,7 +157,7 @@ def test_an_answer_gets_the_least_of_what_is_set_the_limit_and_the_room(
     wanted = tokens or (max(min_tokens, limits.default_output_tokens) if chat else 16)
     expected = [min(wanted, room) for room in rooms]
     if min_tokens > min(expected):
-        with pytest.raises(ApiError, match="min_tokens"):
+        with pytest.raises(RequestError, match="min_tokens"):
             requests_of(body, [[1] * prompt for prompt in prompts], context, limits)
         return
     requests = requests_of(body, [[1] * prompt for prompt in prompts], context, limits)

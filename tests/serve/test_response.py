@@ -14,7 +14,8 @@ from openai.types.completion import Completion
 from openai.types.completion_usage import CompletionUsage
 
 from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
-from mars_ray.openai_api.deltas import OutputDelta, concatenate, delta_of, split_by_token
+from mars_ray.engine.process.collector import joined_chunk
+from mars_ray.openai_api.choices import finish_reason_of, split_by_token
 from mars_ray.openai_api.prompt_scores import LEAST_LOGPROB
 from mars_ray.openai_api.responses import (
     ChatResponseBuilder,
@@ -33,8 +34,19 @@ SILENT = 5
 METADATA = ResponseMetadata(id="id-1", created=7, model="m", token_bytes=BYTES)
 
 
+def part_of(
+    choice: int,
+    pieces: tuple[str, ...],
+    tokens: tuple[int, ...],
+    logprobs: tuple[TokenLogprobs, ...] = (),
+    reason: Any = None,
+) -> Chunk:
+    finished = Finished(reason, prompt_tokens=1, cached_tokens=0, tokens=1, forwards=1, queued_s=0) if reason else None
+    return Chunk("r", choice, tokens, pieces, logprobs, finished=finished)
+
+
 @st.composite
-def answers(draw: st.DrawFn, choice: int = 0) -> list[OutputDelta]:
+def answers(draw: st.DrawFn, choice: int = 0) -> list[Chunk]:
     """One answer as the engine may give it: in steps, its text behind its tokens or not, with logprobs or not, cut
     short by a stop string or not."""
     with_logprobs, parts = draw(st.booleans()), []
@@ -54,36 +66,36 @@ def answers(draw: st.DrawFn, choice: int = 0) -> list[OutputDelta]:
             pieces.append(settled[said:])
         reason = draw(st.sampled_from(["stop", "length"])) if last else None
         given = tuple(entries) if with_logprobs else ()
-        parts.append(OutputDelta(choice, tuple(pieces), tokens, given, reason))  # type: ignore[arg-type]
+        parts.append(part_of(choice, tuple(pieces), tokens, given, reason))  # type: ignore[arg-type]
     return parts
 
 
-def expected(parts: list[OutputDelta]) -> list[tuple[int, int]]:
+def expected(parts: list[Chunk]) -> list[tuple[int, int]]:
     """Tokens that have text in the answer, and where it begins."""
-    whole = concatenate(parts)
+    whole = joined_chunk(parts)
     pairs = zip(whole.tokens, whole.logprobs, strict=False)
     return [(token, each.start) for token, each in pairs if each.start is not None and each.start < len(whole.text)]
 
 
-def events(builder: ResponseBuilder, parts: Sequence[OutputDelta]) -> list[dict[str, Any]]:
+def events(builder: ResponseBuilder, parts: Sequence[Chunk]) -> list[dict[str, Any]]:
     """The objects of a stream, as a client parses them."""
     spoken = [each.model_dump_json(exclude_unset=True) for part in parts for each in builder.chunks(part)]
     return [json.loads(each) for each in spoken]
 
 
 @given(answers())
-def test_cutting_by_token_loses_nothing_and_keeps_the_reason_last(parts: list[OutputDelta]) -> None:
+def test_cutting_by_token_loses_nothing_and_keeps_the_reason_last(parts: list[Chunk]) -> None:
     pieces = [piece for part in parts for piece in split_by_token(part)]
-    assert concatenate(pieces).text == concatenate(parts).text
-    assert concatenate(pieces).tokens == concatenate(parts).tokens
-    assert concatenate(pieces).logprobs == concatenate(parts).logprobs
+    assert joined_chunk(pieces).text == joined_chunk(parts).text
+    assert joined_chunk(pieces).tokens == joined_chunk(parts).tokens
+    assert joined_chunk(pieces).logprobs == joined_chunk(parts).logprobs
     assert all(len(piece.tokens) <= 1 for piece in pieces)
-    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [parts[-1].finish_reason]
+    assert [piece.finished for piece in pieces] == [None] * (len(pieces) - 1) + [parts[-1].finished]
 
 
 @given(answers(), st.booleans())
-def test_a_chat_stream_joins_to_the_whole_answer(parts: list[OutputDelta], by_token: bool) -> None:
-    whole = ChatResponseBuilder(METADATA).full([concatenate(parts)], USAGE).choices[0]
+def test_a_chat_stream_joins_to_the_whole_answer(parts: list[Chunk], by_token: bool) -> None:
+    whole = ChatResponseBuilder(METADATA).full([joined_chunk(parts)], USAGE).choices[0]
     cut = [piece for part in parts for piece in split_by_token(part)] if by_token else parts
     choices = [event["choices"][0] for event in events(ChatResponseBuilder(METADATA), cut)]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}, "first whose turn it is"
@@ -96,8 +108,8 @@ def test_a_chat_stream_joins_to_the_whole_answer(parts: list[OutputDelta], by_to
 
 
 @given(answers(), st.booleans())
-def test_a_completion_stream_joins_to_the_whole_answer(parts: list[OutputDelta], by_token: bool) -> None:
-    whole = CompletionResponseBuilder(METADATA).full([concatenate(parts)], USAGE).choices[0]
+def test_a_completion_stream_joins_to_the_whole_answer(parts: list[Chunk], by_token: bool) -> None:
+    whole = CompletionResponseBuilder(METADATA).full([joined_chunk(parts)], USAGE).choices[0]
     cut = [piece for part in parts for piece in split_by_token(part)] if by_token else parts
     choices = [event["choices"][0] for event in events(CompletionResponseBuilder(METADATA), cut)]
     assert "".join(choice["text"] for choice in choices) == whole.text
@@ -116,7 +128,7 @@ def test_a_completion_stream_joins_to_the_whole_answer(parts: list[OutputDelta],
 @given(st.permutations([(0, part) for part in range(3)] + [(1, part) for part in range(3)]))
 def test_answers_that_come_interleaved_are_each_announced_and_ended_once(order: list[tuple[int, int]]) -> None:
     arriving = {
-        choice: iter([OutputDelta(choice, (f"{choice}{n}",), (0,), (), "stop" if n == 2 else None) for n in range(3)])
+        choice: iter([part_of(choice, (f"{choice}{n}",), (0,), (), "stop" if n == 2 else None) for n in range(3)])
         for choice in (0, 1)
     }
     spoken = events(ChatResponseBuilder(METADATA), [next(arriving[choice]) for choice, _ in order])
@@ -128,8 +140,8 @@ def test_answers_that_come_interleaved_are_each_announced_and_ended_once(order: 
 
 
 @given(answers(), answers(choice=1))
-def test_what_is_sent_is_what_the_openai_package_reads(first: list[OutputDelta], second: list[OutputDelta]) -> None:
-    parts = [concatenate(first), concatenate(second)]
+def test_what_is_sent_is_what_the_openai_package_reads(first: list[Chunk], second: list[Chunk]) -> None:
+    parts = [joined_chunk(first), joined_chunk(second)]
     for builder, whole, piece in (
         (ChatResponseBuilder, ChatCompletion, ChatCompletionChunk),
         (CompletionResponseBuilder, Completion, None),
@@ -145,7 +157,7 @@ def test_what_is_sent_is_what_the_openai_package_reads(first: list[OutputDelta],
 
 
 def test_a_chat_answer_looks_as_openai_writes_it() -> None:
-    part = OutputDelta(0, ("a", "bc"), (0, 1), (), "stop")
+    part = part_of(0, ("a", "bc"), (0, 1), (), "stop")
     assert json.loads(ChatResponseBuilder(METADATA).full([part], USAGE).model_dump_json(exclude_unset=True)) == {
         "id": "id-1",
         "object": "chat.completion",
@@ -173,7 +185,7 @@ def test_usage_comes_with_no_choice(builder: ResponseBuilder) -> None:
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_a_logprob_json_cannot_say_is_openais_least(value: float) -> None:
-    part = OutputDelta(0, ("a",), (0,), (TokenLogprobs(value, ((1, value),), 0),), "stop")
+    part = part_of(0, ("a",), (0,), (TokenLogprobs(value, ((1, value),), 0),), "stop")
     [entry] = ChatResponseBuilder(METADATA).full([part], USAGE).choices[0].logprobs.content  # type: ignore[misc, union-attr]
     assert (entry.logprob, entry.top_logprobs[0].logprob) == (LEAST_LOGPROB, LEAST_LOGPROB)
 
@@ -182,11 +194,10 @@ def test_an_id_the_tokenizer_does_not_use_has_no_bytes() -> None:
     assert (METADATA.bytes_of(99), METADATA.text_of(99), METADATA.text_of(3)) == (b"", "", "�")
 
 
-@pytest.mark.parametrize(("ended", "told"), [("stop", "stop"), ("length", "length")])
+@pytest.mark.parametrize(("ended", "told"), [("stop", "stop"), ("length", "length"), ("cancelled", "length")])
 def test_the_last_chunk_of_a_sequence_gives_the_reason(ended: Any, told: str) -> None:
-    finished = Finished(ended, prompt_tokens=1, cached_tokens=0, tokens=1, forwards=1, queued_s=0)
-    assert delta_of(Chunk("r", 0, (5,), ("a",), finished=finished), 3) == OutputDelta(3, ("a",), (5,), (), told)  # type: ignore[arg-type]
-    assert delta_of(Chunk("r", 0, (5,), ("a",)), 3).finish_reason is None
+    assert finish_reason_of(part_of(0, ("a",), (5,), reason=ended)) == told
+    assert finish_reason_of(part_of(0, ("a",), (5,))) is None
 
 
 def test_usage_sums_sequences_and_counts_a_prompt_once() -> None:

@@ -44,12 +44,11 @@ class CountingCore:
     thresholds: list[Mapping[str, float]] = field(default_factory=list)
     broken: bool = False
 
-    def params(self, sequence: Sequence) -> Any:
+    def check(self, sequence: Sequence) -> None:
         if sequence.request.sampling.top_k == 13:
             raise RequestError("vLLM refuses the request: 13.")
-        return sequence.max_tokens
 
-    def add(self, key: str, sequence: Sequence, params: Any) -> None:
+    def add(self, key: str, sequence: Sequence) -> None:
         assert len(self.sequences) < SEQS
         if sequence.request.prompt[0] == 13:
             raise ValueError("13")

@@ -42,11 +42,11 @@ def test_the_card_gives_the_block_and_the_mask_token():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"threshold": 1.5}, "mars.threshold is 1.5"),
-        ({"treshold": 0.9}, "mars.treshold is 0.9"),
-        ({"block": 1}, "mars.block is 1"),
+        ({"threshold": 1.5}, "mars: threshold is 1.5, must be at most 1"),
+        ({"treshold": 0.9}, "mars: treshold is not a setting"),
+        ({"block": 1}, "mars: block is 1, must be"),
         ({"block": 64}, "block is 64; the model was trained with"),
-        ({"mode": "ar"}, "mars.mode is 'ar'"),
+        ({"mode": "ar"}, "mars: mode is 'ar', must be 'threshold' or 'exact'"),
         ({"adapter": 3}, "mars.adapter is 3"),
         (0.9, "mars is 0.9; it must be an object"),
     ],

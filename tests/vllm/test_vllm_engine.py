@@ -26,7 +26,7 @@ from mars_ray.engine.mode import Mode  # noqa: E402
 from mars_ray.engine.request import DecodeParams, Request  # noqa: E402
 from mars_ray.engine.service_class import ServiceClass  # noqa: E402
 from mars_ray.errors import ConfigError, ReplicaLostError, RequestError  # noqa: E402
-from mars_ray.llm.requests import as_conversation, encode_conversation  # noqa: E402
+from mars_ray.llm.requests import as_conversation, encode_conversations  # noqa: E402
 from mars_ray.load.plan import bundled_prompts  # noqa: E402
 from mars_ray.data.prompt_file import read_prompts  # noqa: E402
 from mars_ray.method.metric import Metric  # noqa: E402
@@ -64,7 +64,7 @@ def ours() -> LLM:
 
 
 def request(name: str, prompt: Any, *, service_class: str = "standard", decode: DecodeParams | None = None) -> Request:
-    tokens = encode_conversation(ours().tokenizer, as_conversation(prompt))
+    [tokens], _ = encode_conversations(ours().tokenizer, [as_conversation(prompt)])
     decode = decode or DecodeParams()
     return Request(id=name, prompt=tokens, service_class=service_class, sampling=SAMPLING, decode=decode)
 

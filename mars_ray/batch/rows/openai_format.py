@@ -36,9 +36,9 @@ from mars_ray.method.metric import Metric
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.openai_api.answer_plan import AnswerPlan
-from mars_ray.openai_api.api_error import ApiError, api_error
+from mars_ray.openai_api.api_error import api_error
 from mars_ray.openai_api.chat_prompts import ChatPrompts
-from mars_ray.openai_api.deltas import answers_of
+from mars_ray.openai_api.choices import answers_of
 from mars_ray.openai_api.infill import InfillMarkers, infill_markers, infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.prompt_scores import shown_prompt, shown_prompts
@@ -126,14 +126,14 @@ class OpenAIBatchFormat:
             refuse_lone_surrogates(line.get("body"))
             body = BODIES[url].model_validate(line.get("body"))
             if body.stream:
-                raise ApiError.bad_request("a batch file cannot stream; leave stream out.", "stream")
+                raise RequestError("a batch file cannot stream; leave stream out.", param="stream")
             check_limits(body, self._limits)
             prompt, prompt_text, plan = self._prompt(body)
             request = self._request(id, body, prompt, plan)
             return ParsedRow(id=id, request=request, prompt_text=prompt_text, columns={"body": body}, plan=plan)
         except ValidationError as error:
             raise validation_error(error.errors(), line.get("body")) from None
-        except (ApiError, BadRecordError) as error:
+        except BadRecordError as error:
             raise RequestError(str(error)) from error
 
     def output_records(self, row: ParsedRow, answers: Sequence[Chunk]) -> list[JsonRecord]:
@@ -162,11 +162,9 @@ class OpenAIBatchFormat:
     def error_record(self, row_id: RowId, raw: bytes, error: Exception) -> JsonRecord:  # noqa: ARG002
         """Return the line for the errors file."""
         id = row_id.id
-        custom_id = id if row_id.given else None
-        api = error.__cause__
-        if not isinstance(api, ApiError) and isinstance(error, RequestError):
+        custom_id = id if row_id.is_own else None
+        if isinstance(error, RequestError):
             api = api_error(error)
-        if isinstance(api, ApiError):
             return _line(id, custom_id, _response(id, api.status, api.body()))
         code = "invalid_request" if isinstance(error, InputError) else "processing_failed"
         return _line(id, custom_id, None, {"code": code, "message": str(error)})

@@ -23,7 +23,6 @@ from mars_ray.errors import BadRecordError
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_prompts import TOOL_FIELDS, ChatPrompts, sampling_with_plan
-from mars_ray.openai_api.parted_answer import parted_answer
 
 READ_COLUMNS = frozenset((*OPTIONS, *TOOL_FIELDS, "id", "messages"))
 """Columns with a meaning of their own, except `prompt`."""
@@ -136,7 +135,7 @@ def _outcome(answer: Chunk) -> JsonRecord:
 
 
 def _parted(plan: AnswerPlan, text: str) -> JsonRecord:
-    parts = asdict(parted_answer(plan, text))
+    parts = asdict(plan.parted(text))
     return {"text": parts.pop("content"), **parts}
 
 

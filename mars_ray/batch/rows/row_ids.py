@@ -32,7 +32,7 @@ class RowId:
     id: str
     """Id given in the row, or a hash of the row's content. If several rows have the same hash, the k-th has the suffix
     "-k" from the second on."""
-    given: bool = False
+    is_own: bool = False
     """True if the row itself specifies the id."""
     repeated: bool = False
     """True if the row specifies an id that an earlier row already used."""
@@ -65,9 +65,9 @@ class RowIdAssigner:
         own_id = None
         with suppress(BadRecordError):
             own_id = None if columns is None else id_in(columns, self._column)
-        given = own_id is not None
+        is_own = own_id is not None
         id = _content_hash(raw, columns) if own_id is None else own_id
-        kind = "given" if given else "made"
+        kind = "given" if is_own else "made"
         first_key = _key(kind, 1, id)
         try:
             times = self._count(first_key)
@@ -75,9 +75,9 @@ class RowIdAssigner:
             raise RunError(f"Cannot count ids in a temporary file: {error}. Make room, or set TMPDIR.") from error
         return RowId(
             key=first_key if times == 1 else _key(kind, times, id),
-            id=id if times == 1 or given else f"{id}-{times}",
-            given=given,
-            repeated=times > 1 and given,
+            id=id if times == 1 or is_own else f"{id}-{times}",
+            is_own=is_own,
+            repeated=times > 1 and is_own,
         )
 
     def _count(self, key: bytes) -> int:

@@ -14,7 +14,7 @@ from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.traces.engine_call import EndedSequence
 from mars_ray.traces.sequence_spans import MAX_SEQUENCES, add_sequence_spans
-from mars_ray.traces.tracer import Tracer, in_context, nanoseconds
+from mars_ray.traces.tracer import Tracer, nanoseconds
 
 
 class JobSpans:
@@ -35,7 +35,7 @@ class JobSpans:
         span = self._tracer.start("row", began_unix_s, attributes=attributes, links=self._links)
         if span.is_recording():
             for sequence in sequences[:MAX_SEQUENCES]:
-                add_sequence_spans(self._tracer, in_context(span), sequence)
+                add_sequence_spans(self._tracer, span, sequence)
             if result.error is not None:
                 span.set_status(Status(StatusCode.ERROR))
         span.end(nanoseconds(ended_unix_s))

@@ -1,12 +1,16 @@
 """A family of generated tasks: a generator of examples, and an exact verifier of answers."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mars_ray.data.records import Message
+from mars_ray.data.tasks.checks import same_text
 from mars_ray.data.tasks.functions import Tool
+
+Words = Mapping[str, str]
+"""Words for the fields of a prompt's template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +48,21 @@ class Family:
     make: Callable[[random.Random], TaskExample]
     verify: Callable[[str, str], bool]
     """Takes (answer, text), and returns whether the text is correct. It never raises an error, whatever the text is."""
+
+
+def templated(
+    name: str,
+    kind: Literal["easy", "hard"],
+    weight: float,
+    prompts: Sequence[str],
+    draw: Callable[[random.Random], tuple[Words, str]],
+    verify: Callable[[str, str], bool] = same_text,
+) -> Family:
+    """Return a family whose prompts are templates; `draw` gives the words of a prompt and the response."""
+
+    def make(rng: random.Random) -> TaskExample:
+        words, response = draw(rng)
+        prompt = rng.choice(prompts).format(**words)
+        return TaskExample(family=name, prompt=prompt, response=response, answer=response)
+
+    return Family(name=name, kind=kind, weight=weight, make=make, verify=verify)

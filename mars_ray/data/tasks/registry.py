@@ -3,37 +3,25 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mars_ray.data.tasks.families import (
-    csv_to_json,
-    date_rewrite,
-    follow_links,
-    json_extract,
-    list_format,
-    message_fill,
-    rephrase,
-    sort_numbers,
-    sum_direct,
-    table_to_text,
-    tool_call,
-    unit_convert,
-    word_problem,
-)
+from mars_ray.data.tasks.families import numbers, rewriting
+from mars_ray.data.tasks.families.rephrase import REPHRASE
+from mars_ray.data.tasks.families.tool_call import TOOL_CALL
 from mars_ray.data.tasks.family import Family
 
 _ORDERED = (
-    json_extract.FAMILY,
-    table_to_text.FAMILY,
-    csv_to_json.FAMILY,
-    list_format.FAMILY,
-    word_problem.FAMILY,
-    unit_convert.FAMILY,
-    date_rewrite.FAMILY,
-    message_fill.FAMILY,
-    tool_call.FAMILY,
-    sort_numbers.FAMILY,
-    sum_direct.FAMILY,
-    follow_links.FAMILY,
-    rephrase.FAMILY,
+    rewriting.JSON_EXTRACT,
+    rewriting.TABLE_TO_TEXT,
+    rewriting.CSV_TO_JSON,
+    rewriting.LIST_FORMAT,
+    numbers.WORD_PROBLEM,
+    numbers.UNIT_CONVERT,
+    rewriting.DATE_REWRITE,
+    rewriting.MESSAGE_FILL,
+    TOOL_CALL,
+    numbers.SORT_NUMBERS,
+    numbers.SUM_DIRECT,
+    numbers.FOLLOW_LINKS,
+    REPHRASE,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _ORDERED})

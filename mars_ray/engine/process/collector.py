@@ -39,11 +39,12 @@ class ChunkCollector:
             sequence = (chunk.request_id, chunk.index)
             self._chunks[sequence].append(chunk)
             if chunk.finished:
-                ready.append(_joined(self._chunks.pop(sequence)))
+                ready.append(joined_chunk(self._chunks.pop(sequence)))
         return ready
 
 
-def _joined(chunks: Sequence[Chunk]) -> Chunk:
+def joined_chunk(chunks: Sequence[Chunk]) -> Chunk:
+    """Return all chunks of one sequence as one chunk."""
     last = chunks[-1]
     return Chunk(
         request_id=last.request_id,

@@ -12,14 +12,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.chat.client_fields import (
-    ANTHROPIC_MESSAGE_FIELDS,
-    BLOCK_FIELDS,
     DEFINITION_FIELDS,
     SentBack,
-    kept_fields,
+    joined_texts,
 )
-from mars_ray.chat.limits import CALLS_MAX, MESSAGES_MAX, PARTS_MAX, TOOLS_MAX
-from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
+from mars_ray.chat.request_body import (
+    CALLS_MAX,
+    MESSAGES_MAX,
+    PARTS_MAX,
+    TOOLS_MAX,
+    Items,
+    ModelName,
+    RequestBody,
+    tagged_by,
+)
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
 
@@ -30,6 +36,31 @@ IGNORED = frozenset(("cache_control", "metadata", "service_tier"))
 
 REFUSED = frozenset(("container", "context_management", "inference_geo", "mcp_servers", "speed"))
 """Fields of Anthropic's API that this server does not support."""
+
+_BLOCK = {
+    "cache_control": "Anthropic's prompt caching",
+    "caller": "anthropic.types.ToolUseBlock: the model or its code called",
+    "citations": "anthropic.types.TextBlock: places in sources",
+    "parsed_output": "anthropic's messages.parse(): the text as an object",
+    "toolset_name": "anthropic.types.ToolUseBlock",
+}
+BLOCK_FIELDS = frozenset(_BLOCK)
+"""Fields of a block that clients send back and that have no effect, as in `chat/client_fields`."""
+
+_MESSAGE = {
+    "cache_control": "agents that mark a message instead of its last block",
+    "container": "anthropic.types.Message: where tools of Anthropic's servers ran",
+    "diagnostics": "anthropic.types.Message",
+    "id": "anthropic.types.Message",
+    "model": "anthropic.types.Message",
+    "stop_details": "anthropic.types.Message",
+    "stop_reason": "anthropic.types.Message",
+    "stop_sequence": "anthropic.types.Message",
+    "type": "anthropic.types.Message",
+    "usage": "anthropic.types.Message",
+}
+MESSAGE_FIELDS = frozenset(_MESSAGE)
+"""Fields of a message that clients send back and that have no effect."""
 
 
 class _Body(SentBack):
@@ -52,18 +83,7 @@ class TextBlock(_Block):
 
 
 def _joined(content: Any) -> Any:
-    """Return blocks of text joined to one text, and any other content as it is.
-
-    Joining avoids a pydantic model per block, because 40,000 models would delay all other callers.
-    """
-    if not isinstance(content, list) or not 1 <= len(content) <= PARTS_MAX:
-        return content
-    for block in content:
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            return content
-        if len(block) > 2 and kept_fields(block, BLOCK_FIELDS).keys() != {"type", "text"}:
-            return content
-    return "".join(block["text"] for block in content)
+    return joined_texts(content, BLOCK_FIELDS)
 
 
 Text = Annotated[str | Annotated[Items[TextBlock], Field(max_length=PARTS_MAX)], BeforeValidator(_joined)]
@@ -104,7 +124,7 @@ Block = Annotated[
 class ConversationMessage(SentBack):
     """One message of a conversation, written by the caller or taken from an earlier answer."""
 
-    unused = ANTHROPIC_MESSAGE_FIELDS
+    unused = MESSAGE_FIELDS
 
     role: Literal["user", "assistant"]
     content: Annotated[

@@ -1,6 +1,6 @@
 """Turn chat completions into the messages and stream events of the Messages API.
 
-In:    the deltas of one answer, which the builder of chat completions parts into text, reasoning and calls.
+In:    the chunks of one answer, which the builder of chat completions parts into text, reasoning and calls.
 Out:   one message, or the events of a stream, from `message_start` to `message_stop`.
 Never: depends on how the answer was cut: the blocks of a stream equal those of the message.
 """
@@ -13,7 +13,8 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.completion_usage import CompletionUsage
 from pydantic import BaseModel
 
-from mars_ray.openai_api.deltas import ChoiceFinishReason, OutputDelta
+from mars_ray.engine.chunk import Chunk
+from mars_ray.openai_api.choices import ChoiceFinishReason
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -99,10 +100,10 @@ class MessageResponseBuilder:
         """Type of the block that is open; empty if none is."""
         self._index = -1
 
-    def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> MessageResponse:
+    def full(self, answers: Sequence[Chunk], usage: CompletionUsage) -> MessageResponse:
         """Return the complete message."""
-        [choice] = self._chat.full(choices, usage).choices
-        self._tokens += choices[0].tokens
+        [choice] = self._chat.full(answers, usage).choices
+        self._tokens += answers[0].tokens
         message = choice.message
         content: list[Content] = []
         if reasoning := getattr(message, "reasoning_content", None):
@@ -115,14 +116,14 @@ class MessageResponseBuilder:
                 content.append(ToolUseContent(type="tool_use", id=call.id, name=call.function.name, input=arguments))
         return self._message(content, _usage(usage), self._reason(choice.finish_reason))
 
-    def chunks(self, delta: OutputDelta) -> Iterator[MessageEvent]:
-        """Yield the events of a delta."""
-        self._tokens += delta.tokens
+    def chunks(self, part: Chunk) -> Iterator[MessageEvent]:
+        """Yield the events of a part of the answer."""
+        self._tokens += part.tokens
         if not self._started:
             self._started = True
             usage = MessageUsage(input_tokens=self._prompt_tokens, output_tokens=0)
             yield MessageEvent(type="message_start", message=self._message([], usage, None))
-        for chunk in self._chat.chunks(delta):
+        for chunk in self._chat.chunks(part):
             for choice in chunk.choices:
                 yield from self._events(choice.delta)
                 if choice.finish_reason:

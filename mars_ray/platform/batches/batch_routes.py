@@ -18,9 +18,9 @@ from starlette.responses import Response, StreamingResponse
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.errors import FileInUseError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.batches_protocol import BatchRequest, DeletedFile, ExpiresAfter, ObjectPage
 from mars_ray.platform.batches.batch_store import Stores
 from mars_ray.platform.batches.file_store import FileStore
+from mars_ray.platform.batches.protocol import BatchRequest, DeletedFile, ExpiresAfter, ObjectPage
 from mars_ray.platform.batches.upload import FormReader, UploadedForm
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute

@@ -15,11 +15,11 @@ from typing import IO
 
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import StoredNotFoundError
-from mars_ray.openai_api.batches_protocol import window_seconds
 from mars_ray.platform.batches.batch_output import BatchOutput, UsageSum
 from mars_ray.platform.batches.batch_store import ENDED, JOB, BatchState, BatchStore, Status, StoredBatch
 from mars_ray.platform.batches.file_store import FileStore
 from mars_ray.platform.batches.input_file import BatchRow, InputCheck, check_input, rows_of
+from mars_ray.platform.batches.protocol import window_seconds
 from mars_ray.platform.batches.row_calls import RowCalls, refused_row
 from mars_ray.platform.batches.storage_paths import RESULTS, result_id
 

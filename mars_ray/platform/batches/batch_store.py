@@ -21,9 +21,8 @@ from openai.types.batch_usage import BatchUsage
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mars_ray.errors import BatchEndedError, DataError, QuotaError, RequestError, StoredNotFoundError
-from mars_ray.openai_api.batches_protocol import BatchRequest, ObjectPage, window_seconds
-from mars_ray.openai_api.storage_limits import StorageLimits
 from mars_ray.platform.batches.file_store import ID_CHARS, KEPT_S, FileStore
+from mars_ray.platform.batches.protocol import BatchRequest, ObjectPage, StorageLimits, window_seconds
 from mars_ray.platform.batches.storage_paths import (
     BATCH,
     BatchFolders,

@@ -18,8 +18,7 @@ from typing import IO, Literal
 from openai.types.file_object import FileObject
 
 from mars_ray.errors import DataError, QuotaError, StoredNotFoundError
-from mars_ray.openai_api.batches_protocol import ObjectPage
-from mars_ray.openai_api.storage_limits import StorageLimits
+from mars_ray.platform.batches.protocol import ObjectPage, StorageLimits
 from mars_ray.platform.batches.storage_paths import (
     FILE,
     BatchFolders,

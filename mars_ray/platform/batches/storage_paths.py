@@ -26,7 +26,7 @@ from openai.types.batch import Batch
 from openai.types.file_object import FileObject
 
 from mars_ray.errors import DataError, UnavailableError
-from mars_ray.openai_api.batches_protocol import ObjectPage, object_page
+from mars_ray.platform.batches.protocol import ObjectPage, object_page
 from mars_ray.storage.location import AnyPath, locate
 from mars_ray.storage.private import private_folder
 from mars_ray.storage.whole_file import write_file

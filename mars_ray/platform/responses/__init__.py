@@ -1,1 +1,1 @@
-"""The Responses API and the store of its responses."""
+"""The Responses API: its requests, events and items, and the store of its responses."""

@@ -16,17 +16,17 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from mars_ray.chat.limits import CALLS_MAX
+from mars_ray.chat.request_body import CALLS_MAX
 from mars_ray.errors import RequestError, ResponseNotFoundError, UnavailableError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError, api_error
-from mars_ray.openai_api.response_events import ResponseEvent, ResponseObject, ResponseObjectBuilder
-from mars_ray.openai_api.response_items import ItemPage, item_page, parsed_items, stored_items
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.responses_protocol import RESPONSES_PATH, Item, ResponsesRequest
-from mars_ray.openai_api.responses_translate import chat_request_of, items_of, responses_error
 from mars_ray.platform.models.served_models import ServedModels
+from mars_ray.platform.responses.events import ResponseEvent, ResponseObject, ResponseObjectBuilder
+from mars_ray.platform.responses.items import ItemPage, item_page, parsed_items, stored_items
+from mars_ray.platform.responses.protocol import RESPONSES_PATH, Item, ResponsesRequest
 from mars_ray.platform.responses.response_store import ResponseStoreClient, StoredResponse
+from mars_ray.platform.responses.translate import chat_request_of, items_of, responses_error
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute

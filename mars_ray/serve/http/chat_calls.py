@@ -20,7 +20,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.deltas import answers_of, delta_of
+from mars_ray.openai_api.choices import answers_of
 from mars_ray.openai_api.prompt_scores import shown_prompt
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
@@ -57,7 +57,7 @@ class ChatCalls:
                 _, chunks = arrived
                 count_chunks(chunks, call.usage)
                 for chunk in chunks:
-                    for event in call.builder.chunks(delta_of(chunk, chunk.index)):
+                    for event in call.builder.chunks(chunk):
                         yield event
         finally:
             await arriving.close()

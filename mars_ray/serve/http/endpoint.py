@@ -17,7 +17,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mars_ray.chat.conversation import template_text
+from mars_ray.chat.conversation import plain_messages, template_text
 from mars_ray.chat.messages import Message
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.generation_defaults import generation_defaults
@@ -27,7 +27,7 @@ from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.errors import GrammarError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.deltas import answers_of
+from mars_ray.openai_api.choices import answers_of
 from mars_ray.openai_api.infill import infill_prompt
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.prompt_scores import shown_prompt, shown_prompts
@@ -46,14 +46,13 @@ from mars_ray.openai_api.responses import (
     ResponseBuilder,
     ResponseMetadata,
 )
-from mars_ray.openai_api.tools import OfferedTools, conversation
+from mars_ray.openai_api.tools import OfferedTools, conversation, tools_of
 from mars_ray.openai_api.translate import (
     check_limits,
     check_messages,
     check_text_length,
     engine_requests,
     lowered_max_tokens,
-    tools_of,
 )
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.deploy.serve_config import ServeConfig
@@ -221,7 +220,7 @@ class Endpoint:
     async def _rendered(
         self, messages: Sequence[Message], offered: OfferedTools | None, model: ModelInfo, key: str
     ) -> RenderedPrompt:
-        talk = conversation(messages, offered, self.tokenizer.answer_format)
+        talk = conversation(plain_messages(messages), offered, self.tokenizer.answer_format)
         check_text_length(template_text(talk), model, self._longest_token_bytes)
         return await self.tokenizer.apply_chat_template(talk.messages, key, talk.tools)
 

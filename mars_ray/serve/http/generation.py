@@ -7,7 +7,7 @@ Never: ends a stream without its last event or an error event.
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request as EngineRequest
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import api_error
-from mars_ray.openai_api.deltas import delta_of, split_by_token
+from mars_ray.openai_api.choices import split_by_token
 from mars_ray.openai_api.protocol import GenerateRequest
 from mars_ray.openai_api.responses import ResponseBuilder
 from mars_ray.openai_api.usage import ResponseUsage
@@ -85,8 +85,8 @@ async def answer_events(
         while arrived:
             prompt, chunks = arrived
             for chunk in chunks:
-                delta = delta_of(chunk, prompt * generation.body.n + chunk.index)
-                for part in split_by_token(delta) if options.single_tokens else (delta,):
+                answer = replace(chunk, index=prompt * generation.body.n + chunk.index)
+                for part in split_by_token(answer) if options.single_tokens else (answer,):
                     for event in builder.chunks(part):
                         if usage_in_all:
                             event = event.model_copy(update={"usage": usage.usage()})

@@ -14,7 +14,7 @@ from mars_ray.engine.request import Request
 from mars_ray.serve.middleware.exchange import Exchange, RequestTrace, TracedGeneration
 from mars_ray.serve.middleware.scope import Headers
 from mars_ray.traces.sequence_spans import MAX_SEQUENCES, add_sequence_spans
-from mars_ray.traces.tracer import Attribute, Tracer, in_context, nanoseconds, span_attributes
+from mars_ray.traces.tracer import Attribute, Tracer, nanoseconds
 
 PROVIDER = "mars-ray"
 DISCONNECTED = "client_disconnected"
@@ -44,15 +44,13 @@ class RequestSpans:
             exchange.arrived_unix_s,
             parent=self._tracer.remote_parent(_parent_headers(headers)),
             kind=SpanKind.SERVER,
-            attributes=span_attributes(
-                {
-                    "http.request.method": exchange.method,
-                    "http.route": exchange.path if is_route else None,
-                    "url.scheme": "http",
-                    "mars_ray.request_id": exchange.request_id,
-                    "mars_ray.service_class": exchange.service_class,
-                }
-            ),
+            attributes={
+                "http.request.method": exchange.method,
+                "http.route": exchange.path if is_route else None,
+                "url.scheme": "http",
+                "mars_ray.request_id": exchange.request_id,
+                "mars_ray.service_class": exchange.service_class,
+            },
         )
         context = span.get_span_context()
         if context.trace_flags.sampled:
@@ -101,9 +99,8 @@ class RequestSpans:
         for call in generation.calls:
             for loss in call.losses:
                 span.add_event(loss.name, timestamp=nanoseconds(loss.unix_s))
-        context = in_context(span)
         for prompt, sequence in sequences[:MAX_SEQUENCES]:
-            add_sequence_spans(self._tracer, context, sequence, prompt=prompt)
+            add_sequence_spans(self._tracer, span, sequence, prompt=prompt)
         if error:
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR))
@@ -134,23 +131,21 @@ def _error(exchange: Exchange) -> str | None:
     return None
 
 
-def _request_attributes(generation: TracedGeneration, request: Request) -> Mapping[str, Attribute]:
+def _request_attributes(generation: TracedGeneration, request: Request) -> Mapping[str, Attribute | None]:
     sampling = request.sampling
     decode = request.decode
-    return span_attributes(
-        {
-            "gen_ai.operation.name": generation.operation,
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": generation.model,
-            "gen_ai.response.model": generation.model,
-            "gen_ai.request.max_tokens": sampling.max_tokens,
-            "gen_ai.request.temperature": sampling.temperature,
-            "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.top_k": sampling.top_k or None,
-            "gen_ai.request.seed": sampling.seed,
-            "gen_ai.request.choice.count": sampling.n if sampling.n > 1 else None,
-            "mars_ray.prompts": len(generation.calls),
-            "mars_ray.mode": decode.mode.value,
-            "mars_ray.service_class": request.service_class,
-        }
-    )
+    return {
+        "gen_ai.operation.name": generation.operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": generation.model,
+        "gen_ai.response.model": generation.model,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k or None,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.choice.count": sampling.n if sampling.n > 1 else None,
+        "mars_ray.prompts": len(generation.calls),
+        "mars_ray.mode": decode.mode.value,
+        "mars_ray.service_class": request.service_class,
+    }

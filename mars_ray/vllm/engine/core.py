@@ -41,10 +41,10 @@ class DecodingCore(Protocol):
     block: int
     """Most tokens per step."""
 
-    def params(self, sequence: Sequence) -> Any:
-        """Return vLLM's sampling parameters for a sequence. Raises `RequestError` for values that vLLM refuses."""
+    def check(self, sequence: Sequence) -> None:
+        """Raise `RequestError` for sampling parameters that vLLM refuses."""
 
-    def add(self, key: str, sequence: Sequence, params: Any) -> None:
+    def add(self, key: str, sequence: Sequence) -> None:
         """Start a sequence, which `key` names."""
 
     def abort(self, key: str) -> None:

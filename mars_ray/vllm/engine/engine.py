@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from mars_ray.engine.chunk import Chunk, Finished, FinishReason, TokenLogprobs
 from mars_ray.engine.core.adapters import LoadedAdapter
@@ -56,8 +55,6 @@ class VllmEngine:
         self._thresholds = ClassThresholds(dict.fromkeys(class_names(options.classes), options.threshold))
         self._queue = WaitingQueue(options.classes, options.max_waiting_seqs)
         self._stats = EngineStats(self._thresholds.by_class, clock)
-        self._params: dict[Sequence, Any] = {}
-        """vLLM's sampling parameters of waiting sequences."""
         self._running: dict[str, Sequence] = {}
         """Sequences in vLLM, by key, in order of admission."""
         self._keys: dict[Sequence, str] = {}
@@ -96,12 +93,12 @@ class VllmEngine:
         self._thresholds.check_class(request)
         seed = self._new_seed() if request.sampling.seed is None else request.sampling.seed
         sequences = new_sequences(request, seed, self._model, self.limits, None)
-        params = {sequence: self._core.params(sequence) for sequence in sequences}
+        for sequence in sequences:
+            self._core.check(sequence)
         self._stats.arrived(request)
         for sequence in sequences:
             sequence.added_s = self._clock()
         self._queue.add(sequences)
-        self._params |= params
         self._requests[request.id] = sequences
 
     def cancel(self, request_id: str) -> None:
@@ -177,7 +174,7 @@ class VllmEngine:
             self._running[key] = sequence
             self._keys[sequence] = key
             try:
-                self._core.add(key, sequence, self._params.pop(sequence))
+                self._core.add(key, sequence)
             except ValueError as error:
                 refused.append(self._cut_short(sequence, "error", StepError(f"vLLM refuses the request: {error}.")))
             self._queue.served(sequence.service_class, sequence.num_prompt_tokens)
@@ -196,7 +193,6 @@ class VllmEngine:
             return False
         youngest = min(reversed(lower), key=self._priority)
         self._leave(youngest)
-        self._params[youngest] = self._core.params(youngest)
         self._queue.put_back(youngest)
         self._preemptions += 1
         return True
@@ -248,7 +244,6 @@ class VllmEngine:
             self._leave(sequence, is_over=is_over)
         else:
             self._queue.remove(sequence)
-            del self._params[sequence]
         self._stats.ended(sequence)
         siblings = self._requests[sequence.request.id]
         siblings.remove(sequence)

@@ -46,20 +46,14 @@ class LLMEngineCore:
             max_request_tokens=options.max_request_tokens,
         )
 
-    def params(self, sequence: Sequence) -> SamplingParams:
-        """Return vLLM's sampling parameters for a sequence. Raises `RequestError` for values that vLLM refuses."""
-        try:
-            grammar = sequence.request.sampling.grammar
-            outputs = StructuredOutputsParams(**structured_outputs(grammar)) if grammar else None
-            arguments = sampling_arguments(sequence) | {"structured_outputs": outputs}
-            return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA)
-        except ValueError as error:
-            raise RequestError(f"vLLM refuses the request: {str(error).rstrip('. ')}.") from error
+    def check(self, sequence: Sequence) -> None:
+        """Raise `RequestError` for sampling parameters that vLLM refuses."""
+        _params(sequence)
 
-    def add(self, key: str, sequence: Sequence, params: SamplingParams) -> None:
+    def add(self, key: str, sequence: Sequence) -> None:
         """Start a sequence. Only requests of one tenant share cached prefixes."""
         prompt = tokens_input(list(sequence.tokens), cache_salt=sequence.tenant or None)
-        self._engine.add_request(key, prompt, params)
+        self._engine.add_request(key, prompt, _params(sequence))
 
     def abort(self, key: str) -> None:
         """End a sequence; its output of steps in flight is dropped."""
@@ -106,3 +100,14 @@ class LLMEngineCore:
     def close(self) -> None:
         """Stop vLLM's workers."""
         self._engine.engine_core.shutdown()
+
+
+def _params(sequence: Sequence) -> SamplingParams:
+    """Return vLLM's sampling parameters for a sequence. Raises `RequestError` for values that vLLM refuses."""
+    try:
+        grammar = sequence.request.sampling.grammar
+        outputs = StructuredOutputsParams(**structured_outputs(grammar)) if grammar else None
+        arguments = sampling_arguments(sequence) | {"structured_outputs": outputs}
+        return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA)
+    except ValueError as error:
+        raise RequestError(f"vLLM refuses the request: {str(error).rstrip('. ')}.") from error

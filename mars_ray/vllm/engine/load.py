@@ -16,10 +16,10 @@ from mars_ray.engine.stats.profile import Profile
 from mars_ray.errors import ConfigError
 from mars_ray.model.card import Card
 from mars_ray.model.folder import ResolvedModel
-from mars_ray.vllm.architectures import ARCHITECTURE_OF
 from mars_ray.vllm.engine.engine import VllmEngine
 from mars_ray.vllm.engine.records import Records
 from mars_ray.vllm.settings import KEY, VllmSettings
+from mars_ray.vllm.start_checks import ARCHITECTURE_OF
 
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",

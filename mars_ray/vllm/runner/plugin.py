@@ -7,9 +7,8 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
 from mars_ray.errors import ConfigError
-from mars_ray.vllm.architectures import ARCHITECTURE_OF
 from mars_ray.vllm.runner.model_config import MarsModelConfig
-from mars_ray.vllm.start_checks import check_version
+from mars_ray.vllm.start_checks import ARCHITECTURE_OF, check_version
 
 
 def register() -> None:

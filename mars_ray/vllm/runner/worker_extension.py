@@ -40,7 +40,7 @@ class MarsWorkerExtension:
         """Return counts of lookahead, step times by positions, and the number of requests without lookahead."""
         state = self._mars
         return {
-            "lookahead": state.counters.record().as_dict(),
+            "lookahead": asdict(state.counters.record()),
             "step_times": {positions: asdict(total) for positions, total in state.step_times.sums.items()},
             "requests_without_lookahead": state.refused,
         }

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.tool_calls import HERMES, request_body
 from mars_ray.chat.call_format import answer_format
+from mars_ray.chat.conversation import plain_messages
 from mars_ray.chat.generic_tools import written_calls
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import FAMILIES, TaskExample
@@ -20,7 +21,8 @@ from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, GOODS, JOBS, THINGS
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.protocol import ChatCompletionRequest
-from mars_ray.openai_api.tools import conversation, offered_tools
+from mars_ray.openai_api.request_limits import RequestLimits
+from mars_ray.openai_api.tools import conversation, tools_of
 from pipelines.build_bundled_model import CHAT_TEMPLATE, record
 from pipelines.made_up_words import spliced, with_made_up_words
 
@@ -140,10 +142,7 @@ def test_an_endpoint_renders_a_request_with_tools_to_the_text_that_is_trained(en
     assert model.calls == HERMES and model.template_takes_tools
     for example in made():
         request = ChatCompletionRequest.model_validate(request_body(example, "bundled"))
-        offered = offered_tools(
-            tools=request.tools, tool_choice=None, parallel=True, functions=[], function_call=None, tools_max=4
-        )
-        served = conversation(request.messages, offered, model)
+        served = conversation(plain_messages(request.messages), tools_of(request, RequestLimits()), model)
         assert encoder.prompt_text(served.messages, served.tools) == encoder.prompt_text(example.messages)
 
 

@@ -1,1 +1,1 @@
-"""The thirteen families of generated tasks, one per file."""
+"""Makers and verifiers of the thirteen families of generated tasks."""

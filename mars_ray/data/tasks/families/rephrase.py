@@ -63,4 +63,4 @@ def _verify(answer: str, text: str) -> bool:
     return text.strip() in valid_texts(json.loads(answer))
 
 
-FAMILY = Family(name="rephrase", kind="hard", weight=0.75, make=_make, verify=_verify)
+REPHRASE = Family(name="rephrase", kind="hard", weight=0.75, make=_make, verify=_verify)

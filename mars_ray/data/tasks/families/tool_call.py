@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 
 from mars_ray.data.tasks.checks import same_json, same_text
-from mars_ray.data.tasks.families import date_rewrite, list_format, table_to_text
+from mars_ray.data.tasks.families.rewriting import DATE_REWRITE, LIST_FORMAT, TABLE_TO_TEXT
 from mars_ray.data.tasks.family import Family, TaskExample
 from mars_ray.data.tasks.functions import FUNCTIONS, PARAMETERS, CatalogFunction, Tool, Value
 from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES
@@ -27,7 +27,7 @@ _END = "\n</tool_call>"
 # A name next to the request makes requests with few arguments differ. It is no argument.
 _WRAPPERS = ("{request}", "This is {name}. {request}", "{request} Thanks, {name}.", "{name}, {city}: {request}")
 
-_OTHER_FAMILIES = (date_rewrite.FAMILY, list_format.FAMILY, table_to_text.FAMILY)
+_OTHER_FAMILIES = (DATE_REWRITE, LIST_FORMAT, TABLE_TO_TEXT)
 
 
 def _make(rng: random.Random) -> TaskExample:
@@ -122,4 +122,4 @@ def _verify(answer: str, text: str) -> bool:
     return call.startswith(_BEGIN) and call.endswith(_END) and same_json(answer, call[len(_BEGIN) : -len(_END)])
 
 
-FAMILY = Family(name="tool_call", kind="easy", weight=0.0, make=_make, verify=_verify)
+TOOL_CALL = Family(name="tool_call", kind="easy", weight=0.0, make=_make, verify=_verify)

@@ -1,4 +1,4 @@
-"""Files and batches of OpenAI's API: request bodies, completion windows, and the objects in answers.
+"""Files and batches of OpenAI's API: request bodies, completion windows, limits, and the objects in answers.
 
 In:    request bodies.
 Out:   checked bodies; lists of OpenAI's objects.
@@ -13,7 +13,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from openai.types.batch import Batch
 from openai.types.file_object import FileObject
-from pydantic import BaseModel, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from mars_ray.chat.request_body import RequestBody
 
@@ -56,6 +56,25 @@ class BatchRequest(RequestBody):
     def _window(cls, window: str) -> str:
         window_seconds(window)
         return window
+
+
+class StorageLimits(BaseModel):
+    """Limits on what one owner may store."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    files: int = Field(500, ge=1)
+    """Maximum number of files of one owner, results of batches included."""
+    file_bytes: int = Field(200 * 2**20, ge=1)
+    """Maximum bytes of one uploaded file."""
+    bytes: int = Field(2 * 2**30, ge=1)
+    """Maximum bytes of all files of one owner. Results of batches count, but are never refused."""
+    uploads: int = Field(2, ge=1)
+    """Maximum uploads of one key at the same time, in one gateway."""
+    rows: int = Field(50_000, ge=1)
+    """Maximum rows of one batch."""
+    unfinished_batches: int = Field(50, ge=1)
+    """Maximum batches of one owner that have not ended."""
 
 
 class ObjectPage(BaseModel, Generic[T]):

@@ -9,13 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mars_ray.chat.client_fields import DEFINITION_FIELDS, ITEM_FIELDS, SentBack, kept_fields
-from mars_ray.chat.limits import CALLS_MAX, PARTS_MAX, TOOLS_MAX
+from mars_ray.chat.client_fields import EVERYWHERE, SentBack, joined_texts
 from mars_ray.chat.messages import TextPart, refusal_as_text
-from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
-from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.protocol import IGNORED, JsonObjectFormat, ReasoningEffort, TextFormat
+from mars_ray.chat.request_body import CALLS_MAX, PARTS_MAX, TOOLS_MAX, Items, ModelName, RequestBody, tagged_by
+from mars_ray.chat.tools import FunctionDefinition, refuse_hosted_tool
+from mars_ray.errors import RequestError
+from mars_ray.openai_api.protocol import (
+    IGNORED,
+    JsonObjectFormat,
+    JsonSchema,
+    ReasoningEffort,
+    TextFormat,
+    supported_fields,
+)
 
 RESPONSES_PATH = "/v1/responses"
 
@@ -51,6 +57,23 @@ INCLUDED = frozenset(
 """Values of `include` that are accepted without effect. Reasoning comes back in the clear, so callers can send it again
 without its encrypted form. The other values are about items that no response of this server has."""
 
+_ITEM = EVERYWHERE | {
+    "annotations": "openai.types.responses.ResponseOutputText: places in the text that cite a source",
+    "caller": "openai.types.responses.ResponseFunctionToolCall: the model or its program called",
+    "created_by": "the Responses API: the part of an agent that made the item",
+    "encrypted_content": "openai.types.responses.ResponseReasoningItem: the reasoning for OpenAI's servers alone",
+    "id": "the Responses API: id of the item",
+    "logprobs": "openai.types.responses.ResponseOutputText",
+    "parsed": "openai's responses.parse(): the text as an object",
+    "parsed_arguments": "openai's responses.parse(): the arguments as an object",
+    "phase": "the Responses API: whether a message is commentary or the final answer",
+    "prompt_cache_breakpoint": "openai.types.responses.ResponseInputTextParam",
+    "status": "the Responses API: completed, incomplete",
+}
+ITEM_FIELDS = frozenset(_ITEM)
+"""Fields of an item, or of a part of its content, that clients send back and that have no effect, as in
+`chat/client_fields`."""
+
 
 class _Item(SentBack):
     """An item of the input. Null, ids and states of earlier items mean the same as leaving them out."""
@@ -59,22 +82,7 @@ class _Item(SentBack):
 
 
 def _joined(content: Any) -> Any:
-    """Return parts of text joined to one text, and any other content as it is.
-
-    Joining avoids a pydantic model per part, because 40,000 models would delay all other callers. Raises an `ApiError`
-    for parts of other kinds.
-    """
-    if not isinstance(content, list) or not 1 <= len(content) <= PARTS_MAX:
-        return content
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in ("input_text", "output_text", "text"):
-            raise ApiError.bad_request(f"content of type {kind[:40]!r} is not supported; only text is.", "input")
-        if kind is None or not isinstance(part.get("text"), str):
-            return content
-        if len(part) > 2 and kept_fields(part, ITEM_FIELDS).keys() != {"type", "text"}:
-            return content
-    return "".join(part["text"] for part in content)
+    return joined_texts(content, ITEM_FIELDS, ("input_text", "output_text", "text"), "input")
 
 
 Text = Annotated[str | Annotated[Items[TextPart], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)]
@@ -153,16 +161,10 @@ Item = Annotated[
 ]
 
 
-class Function(SentBack):
+class Function(FunctionDefinition):
     """A function that the model may call. Tools that OpenAI's servers run are refused by their type."""
 
-    unused = DEFINITION_FIELDS
-
     type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -185,14 +187,10 @@ class AllowedFunctions(RequestBody):
     tools: Annotated[Items[NamedFunction], Field(min_length=1, max_length=TOOLS_MAX)]
 
 
-class SchemaFormat(RequestBody):
+class SchemaFormat(JsonSchema):
     """Format of an answer: JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
 
 
 class TextOptions(RequestBody):
@@ -216,13 +214,13 @@ class ReasoningOptions(RequestBody):
 
 
 def _supported(include: Any) -> Any:
-    """Return the field `include`. Raises an `ApiError` for a value that is not supported."""
+    """Return the field `include`. Raises `RequestError` for a value that is not supported."""
     for value in include if isinstance(include, list) else ():
         if isinstance(value, str) and value not in INCLUDED:
-            raise ApiError.bad_request(
+            raise RequestError(
                 f"include {value[:80]!r} is not supported by this server; leave it out.",
-                "include",
-                "unsupported_parameter",
+                param="include",
+                code="unsupported_parameter",
             )
     return include
 
@@ -255,15 +253,6 @@ class ResponsesRequest(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _drop_unused_fields(cls, value: Any) -> Any:
-        """Drop nulls and ignored fields; refuse fields that are not supported."""
-        if not isinstance(value, dict):
-            return value
-        kept = {name: item for name, item in value.items() if item is not None and name not in RESPONSES_IGNORED}
-        if kept.get("input") == []:
-            raise ApiError.bad_request("input is empty; give a text or at least one item.", "input")
-        for name in RESPONSES_NEUTRAL.keys() & kept.keys():
-            if kept.pop(name) not in RESPONSES_NEUTRAL[name]:
-                raise ApiError.bad_request(
-                    f"{name} is not supported by this server; leave it out.", name, "unsupported_parameter"
-                )
-        return kept
+        if isinstance(value, dict) and value.get("input") == []:
+            raise RequestError("input is empty; give a text or at least one item.", param="input")
+        return supported_fields(value, RESPONSES_IGNORED, RESPONSES_NEUTRAL)

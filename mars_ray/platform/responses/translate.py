@@ -22,12 +22,11 @@ from mars_ray.chat.tools import FunctionDefinition, FunctionTool
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import (
     ChatCompletionRequest,
-    JsonSchema,
     JsonSchemaFormat,
     ResponseFormat,
     StreamOptions,
 )
-from mars_ray.openai_api.responses_protocol import (
+from mars_ray.platform.responses.protocol import (
     AllowedFunctions,
     Function,
     FunctionCallItem,
@@ -150,5 +149,4 @@ def _format(body: ResponsesRequest) -> ResponseFormat:
     format = body.text.format
     if not isinstance(format, SchemaFormat):
         return format
-    schema = {"name": format.name, "schema": format.json_schema, "strict": format.strict}
-    return JsonSchemaFormat(type="json_schema", json_schema=JsonSchema.model_validate(schema))
+    return JsonSchemaFormat(type="json_schema", json_schema=format)

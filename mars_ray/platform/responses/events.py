@@ -1,6 +1,6 @@
 """Turn chat completions into the objects and stream events of the Responses API.
 
-In:    the deltas of one answer, which the builder of chat completions parts into text, reasoning and calls.
+In:    the chunks of one answer, which the builder of chat completions parts into text, reasoning and calls.
 Out:   one response, or the events of a stream, from `response.created` to `response.completed`.
 Never: depends on how the answer was cut: the items of a stream equal those of the response.
 """
@@ -12,9 +12,9 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.completion_usage import CompletionUsage
 from pydantic import BaseModel
 
-from mars_ray.openai_api.deltas import OutputDelta
+from mars_ray.engine.chunk import Chunk
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.responses_protocol import ResponsesRequest
+from mars_ray.platform.responses.protocol import ResponsesRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -100,19 +100,19 @@ class ResponseObjectBuilder:
         """Whether the last item is still being written."""
         self._status: Status = "in_progress"
 
-    def full(self, choices: Sequence[OutputDelta], usage: CompletionUsage) -> ResponseObject:
+    def full(self, answers: Sequence[Chunk], usage: CompletionUsage) -> ResponseObject:
         """Return the complete response."""
-        for delta in choices:
-            list(self.chunks(delta))
+        for answer in answers:
+            list(self.chunks(answer))
         list(self._close())
         return self._response(usage)
 
-    def chunks(self, delta: OutputDelta) -> Iterator[ResponseEvent]:
-        """Yield the events of a delta."""
+    def chunks(self, part: Chunk) -> Iterator[ResponseEvent]:
+        """Yield the events of a part of the answer."""
         if not self._events:
             yield self._event("response.created", response=self._response(None))
             yield self._event("response.in_progress", response=self._response(None))
-        for chunk in self._chat.chunks(delta):
+        for chunk in self._chat.chunks(part):
             for choice in chunk.choices:
                 yield from self._delta(choice.delta)
                 if choice.finish_reason:

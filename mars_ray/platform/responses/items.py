@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter
 
-from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.responses_protocol import (
+from mars_ray.errors import RequestError
+from mars_ray.platform.responses.protocol import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,
     MessageItem,
     ReasoningItem,
 )
-from mars_ray.openai_api.responses_translate import text_of_content
+from mars_ray.platform.responses.translate import text_of_content
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
@@ -48,14 +48,14 @@ def parsed_items(items: str) -> list[Item]:
 def item_page(
     items: Sequence[dict[str, Any]], *, limit: int, order: Literal["asc", "desc"], after: str | None
 ) -> ItemPage:
-    """Return up to `limit` items after the item with the id `after`. Raises an `ApiError` for an unknown id."""
+    """Return up to `limit` items after the item with the id `after`. Raises `RequestError` for an unknown id."""
     ordered = list(items) if order == "asc" else list(reversed(items))
     start = 0
     if after is not None:
         ids = [item["id"] for item in ordered]
         if after not in ids:
-            raise ApiError.bad_request(
-                f"after is {after[:80]!r}, must be the id of an input item of this response.", "after"
+            raise RequestError(
+                f"after is {after[:80]!r}, must be the id of an input item of this response.", param="after"
             )
         start = ids.index(after) + 1
     page = ordered[start : start + limit]
