@@ -18,7 +18,7 @@ from mars_ray.traces.engine_call import EndedSequence
 FAILURE = "failure"
 """Name of the column that holds the reason in a failure table. In all other tables, the column is null."""
 ROW_SCHEMA = pa.schema(
-    [("key", pa.binary()), ("id", pa.string()), ("given", pa.bool_()), ("repeated", pa.bool_()), ("raw", pa.binary())]
+    [("key", pa.binary()), ("id", pa.string()), ("is_own", pa.bool_()), ("repeated", pa.bool_()), ("raw", pa.binary())]
 )
 ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64()}
 """Arrow types of the numbers in `EndedSequence`; its other fields are text."""
