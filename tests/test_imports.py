@@ -72,7 +72,19 @@ BELOW = {
 }
 """Parts, and what the files of each may import besides their own."""
 ROOMS = {
-    "engine": ["grammar", "", "kv", "scheduling", "stats", "kernels", "execution", "sampling", "core", "process"],
+    "engine": [
+        "grammar",
+        "drafting",
+        "",
+        "kv",
+        "scheduling",
+        "stats",
+        "kernels",
+        "execution",
+        "sampling",
+        "core",
+        "process",
+    ],
     "control": ["", "policies", "core"],
     "batch": ["", "rows", "output", "run", "ray"],
     "serve": ["", "middleware", "deploy", "replicas", "http", "ray"],

@@ -40,6 +40,8 @@ VLLMS = {
 }  # fmt: skip
 """Metrics that the dashboards of vLLM and of Ray ask for, without vLLM's prefix."""
 
+DRAFTED = "mars:drafted_tokens_total"
+
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -269,6 +271,15 @@ def test_preemptions_are_counted_once_however_often_the_metrics_are_read() -> No
     for preemptions in (3, 3, 5):
         text = metrics.text(replace(STATE, preemptions=preemptions))
     assert total(samples(merge_metrics([text])[0].decode()), "vllm:num_preemptions_total") == 5
+
+
+def test_counters_by_label_go_on_when_a_new_engine_process_counts_from_0() -> None:
+    metrics = EngineMetrics(model="m", replica="r")
+    for drafted in ({"text": 5, "masks": 9}, {"text": 7, "masks": 9}, {"text": 2}):
+        text = metrics.text(replace(STATE, drafted=drafted))
+    values = samples(merge_metrics([text])[0].decode())
+    by_source = {dict(labels)["source"]: value for (name, labels), value in values.items() if name == DRAFTED}
+    assert by_source == {"text": 9, "masks": 9}
 
 
 def test_a_traced_request_is_the_exemplar_of_its_times_where_the_scraper_reads_openmetrics() -> None:

@@ -25,12 +25,13 @@ from mars_ray.engine.kv.slot_allocator import SlotAllocator
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
 from mars_ray.engine.request import LOSSLESS, Request
 from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, record
+from mars_ray.engine.sampling.draft_choice import DraftChoice
 from mars_ray.engine.sampling.proposals import logprobs_of, prompt_logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
 from mars_ray.engine.scheduling.scheduler import Masks, ScheduledSequence, Scheduler
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.service_class import class_names
-from mars_ray.engine.stats.block_choice import BlockChoice
+from mars_ray.engine.stats.block_choice import BlockChoice, reproducible
 from mars_ray.engine.stats.engine_stats import EngineStats, predicted_s
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.engine.stats.state import EngineState
@@ -88,6 +89,7 @@ class Engine:
         self._stats = EngineStats(self._thresholds.by_class, clock, step_model=options.step_model, sleep=sleep)
         self.step_time = self._stats.step_time
         self._blocks = BlockChoice(self.profile, self.step_time)
+        self._drafts = DraftChoice(limits.max_model_len)
         self._requests: dict[str, list[Sequence]] = {}
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
@@ -149,6 +151,8 @@ class Engine:
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
+            drafted=dict(self._drafts.drafted),
+            drafts_right=dict(self._drafts.right),
             modelled=self._stats.modelled,
         )
 
@@ -183,7 +187,9 @@ class Engine:
         except Exception as error:  # no memory for a wider cache, which is not the fault of one request
             return chunks + self._start_over(error)
         if batch:
-            chunks += self._run(batch, audit=(self._stats.steps + 1) % AUDIT_EVERY == 0)
+            gained = self._run(batch, audit=(self._stats.steps + 1) % AUDIT_EVERY == 0)
+            self._observe_gain(batch, gained)
+            chunks += gained
             self._free_ended()
             self._stats.step_ended(batch)
         if not self.busy:
@@ -191,10 +197,11 @@ class Engine:
         return chunks
 
     def clear_cache(self) -> None:
-        """Drop the cached prefixes of ended sequences. Raises `ConfigError` if any sequence is running."""
+        """Drop the cached prefixes and the recent answers. Raises `ConfigError` if any sequence is running."""
         if self.running:
             raise ConfigError(f"{self.running} sequences run; clear the cache when no sequence runs.")
         self._slots.clear()
+        self._drafts.forget()
 
     def close(self) -> None:
         """Leave the network without the engine's hooks. Call no other method afterwards."""
@@ -237,6 +244,12 @@ class Engine:
                 chunks.append(self._fail(sequence, error))
         return chunks
 
+    def _observe_gain(self, batch: list[ScheduledSequence], chunks: list[Chunk]) -> None:
+        """Tell the choice of drafts what the step gained, unless it read a prompt."""
+        if all(scheduled.is_decode for scheduled in batch):
+            tokens = sum(len(chunk.tokens) for chunk in chunks)
+            self._blocks.observe(len(batch), tokens, sum(scheduled.num_positions for scheduled in batch))
+
     def _verify_and_commit(
         self, scheduled: ScheduledSequence, picks: Picks, proposals: Proposals, output: ForwardOutput
     ) -> Chunk:
@@ -251,11 +264,15 @@ class Engine:
         price = self._blocks.draft_price(sequence, rule)
         verified = verify(proposals, sequence.drafts.tokens, rule, price, sequence.stop_ids, left)
         record(self.profile, scheduled, picks, verified, output, acceptance, price)
+        self._drafts.verified(sequence, verified.num_accepted_drafts, len(verified.verified))
         count = sequence.request.sampling.logprobs
         audits = () if count is None else audits_of(sequence, picks, output)
         emitted = advance(sequence, verified)
         if emitted.tokens:
             self._stats.gained(sequence)
+        if emitted.reason is None and acceptance is not None and not reproducible(sequence, acceptance):
+            running = len(self._scheduler.running)
+            self._drafts.choose(sequence, acceptance, self._blocks.text_price(running, self._stats.kv_tokens), running)
         chosen = chosen_picks(picks, verified)
         return Chunk(
             request_id=sequence.request.id,
@@ -279,6 +296,7 @@ class Engine:
         if not siblings:
             del self._requests[sequence.request.id]
             self._adapters.end(sequence.request.id)
+        self._drafts.ended(sequence, last=not siblings)
         return sequence.finished(reason, self._clock(), error)
 
     def _cut_short(self, sequence: Sequence, reason: FinishReason, error: MarsRayError | None = None) -> Chunk:

@@ -123,7 +123,7 @@ def record(
     sequence = scheduled.sequence
     if scheduled.num_masks:
         _record_masks(profile, scheduled, picks, verification, output, draft_price)
-    if confidences := sequence.drafts.confidences:
+    if (confidences := sequence.drafts.confidences) and not sequence.drafts.text:
         right = verification.num_accepted_drafts
         ends = sequence.drafts.tokens[-1] in sequence.stop_ids  # a stop token is the last draft
         profile.observe_drafts(confidences, right, after=len(sequence.accepted_confidences), ends=ends)
@@ -145,9 +145,9 @@ def _record_masks(
     """Record in the profile the confidences at masks, up to a stop token that would end the sequence."""
     row = picks.masks[verification.num_accepted_drafts]
     ended = verification.verified[-1] in scheduled.sequence.stop_ids  # no mask is needed after the end
-    profile.observe_rows(
-        scheduled.masks, read=bool(row) or ended, surprised=verification.num_accepted_drafts < scheduled.num_drafts
-    )
+    if not scheduled.sequence.drafts.text:
+        surprised = verification.num_accepted_drafts < scheduled.num_drafts
+        profile.observe_rows(scheduled.masks, read=bool(row) or ended, surprised=surprised)
     if not row:
         return  # no masks follow the last correct draft
     confidences = output.confidences[row.start : row.stop]

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 
 from mars_ray.engine.chunk import Finished, FinishReason, TokenLogprobs
+from mars_ray.engine.drafting.text_drafter import SequenceText, TextDraft
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.errors import MarsRayError
+from mars_ray.method.metric import Metric, least_probability
 
 
 @dataclass(slots=True)
@@ -15,12 +17,23 @@ class Drafts:
 
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
-    """Confidence of each token, in the metric of the request. Empty if the tokens do not come from masks."""
+    """Confidence of each token: in the metric of the request, or its probability if the tokens come from text. Empty if
+    a grammar forces the tokens."""
+    text: TextDraft | None = None
+    """The draft from text that these tokens are; None for other sources."""
 
     @property
     def have_confidences(self) -> bool:
         """Whether the chance of each draft is known. True without drafts."""
         return len(self.confidences) == len(self.tokens)
+
+    def probabilities(self, metric: Metric) -> list[float]:
+        """Return the probability of each token, given that all before it are right. `metric` is that of the request."""
+        return (
+            self.confidences
+            if self.text
+            else [least_probability(confidence, metric) for confidence in self.confidences]
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +57,9 @@ class Sequence:
     slot: int | None = None
     """Slot of the KV cache; None while the sequence waits."""
     drafts: Drafts = field(default_factory=Drafts)
-    """Predictions at masks that fell short of the threshold, or tokens that a grammar forces."""
+    """Predictions at masks that fell short of the threshold, tokens that a grammar forces, or a copy from text."""
+    text: SequenceText | None = None
+    """Indexes of the prompt and the answer; None before the first draft from text."""
     accepted_confidences: list[float] = field(default_factory=list)
     """Confidences of the tokens that the last step accepted at masks; these tokens are the last of `tokens`."""
     prompt_logprobs: list[TokenLogprobs] | None = None

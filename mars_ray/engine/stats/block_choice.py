@@ -29,7 +29,7 @@ from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Floats, Profile
 from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
 from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE, masks_behind_drafts, masks_behind_the_last
-from mars_ray.method.metric import Metric, least_probability
+from mars_ray.method.metric import Metric
 
 CHOOSE_EVERY = 16
 PROBE_EVERY = 16
@@ -43,6 +43,9 @@ without masks a step is never slower than in autoregressive decoding."""
 
 LEAST_PRICE = 0.01
 """Minimum price of a position in tokens."""
+
+KEEP_USUAL = 1 / 64
+"""Weight of a step in the means of what steps gain and cost."""
 
 AcceptanceOf = abc.Callable[[Sequence], Acceptance | None]
 
@@ -66,6 +69,8 @@ class BlockChoice:
         self._steps = self._probed = 0
         self._probe_every = PROBE_EVERY
         self._chosen_for: tuple[int | None, tuple[float, ...]] | None = None
+        self._usual_tokens = self._usual_positions = 1.0
+        """Recent means of the tokens that a decoding sequence gains in a step, and of its positions."""
 
     @property
     def _full(self) -> int:
@@ -76,9 +81,22 @@ class BlockChoice:
         """Block for sequences whose requests do not fix one."""
         return self._chosen
 
+    def observe(self, sequences: int, tokens: int, positions: int) -> None:
+        """Record the tokens that the decoding sequences of a step gained, and the positions that they took."""
+        self._usual_tokens += KEEP_USUAL * (tokens / sequences - self._usual_tokens)
+        self._usual_positions += KEEP_USUAL * (positions / sequences - self._usual_positions)
+
+    def text_price(self, num_seqs: int, kv_tokens: int) -> float:
+        """Return the price of a position of a draft from text, from what steps gain and cost at present."""
+        if (model := self._step_time.model) is None:
+            return FIXED_PRICE
+        work = StepWork(num_seqs, round(num_seqs * self._usual_positions), kv_tokens)
+        rate = num_seqs * self._usual_tokens / max(CLOCK_S, model.seconds(work))
+        return max(LEAST_PRICE, model.position_s * rate)
+
     def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> float:
         """Return the probability of being right, along with all drafts before it, at which a draft is worthwhile."""
-        return DRAFT_POSITIONS * (FIXED_PRICE if _reproducible(sequence, acceptance) else self._price)
+        return DRAFT_POSITIONS * (FIXED_PRICE if reproducible(sequence, acceptance) else self._price)
 
     def next_step(
         self, running: list[Sequence], acceptance_of: AcceptanceOf, thresholds: tuple[float, ...], kv_tokens: int
@@ -122,7 +140,7 @@ class BlockChoice:
             most[-1] = 0  # the sequence ends with its last draft
         probes = sequence is self._probe and _adapts(sequence, acceptance)  # else the load would change an answer
         if drafts.have_confidences and not probes:
-            likely = [least_probability(confidence, acceptance.metric) for confidence in drafts.confidences]
+            likely = drafts.probabilities(acceptance.metric)
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
             rows = masks_behind_drafts(likely, worth_K, price, most)
             if len(sequence.tokens) + len(drafts.tokens) + sum(rows) <= max_columns:
@@ -132,7 +150,7 @@ class BlockChoice:
     def _worth_and_price(self, sequence: Sequence, acceptance: Acceptance, block: int) -> tuple[list[float], float]:
         """Return the expected gain from each mask of a row, and the price of a position, both in tokens."""
         certain_K = [1.0] * (block - 1)
-        if _reproducible(sequence, acceptance):
+        if reproducible(sequence, acceptance):
             return certain_K, FIXED_PRICE
         if sequence.request.decode.block is not None or acceptance.metric is not Metric.PROBABILITY:
             return certain_K, self._price
@@ -182,12 +200,12 @@ class BlockChoice:
 
 def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
     """Return whether the block may follow the load. The profile covers only thresholds on the probability."""
-    if sequence.request.decode.block is not None or _reproducible(sequence, acceptance):
+    if sequence.request.decode.block is not None or reproducible(sequence, acceptance):
         return False
     return acceptance.metric is Metric.PROBABILITY
 
 
-def _reproducible(sequence: Sequence, acceptance: Acceptance) -> bool:
+def reproducible(sequence: Sequence, acceptance: Acceptance) -> bool:
     """Return whether the answer must not depend on the load, although it accepts tokens without verification."""
     request = sequence.request
     fixed = request.decode.block is not None or request.sampling.seed is not None

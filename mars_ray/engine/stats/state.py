@@ -6,7 +6,7 @@ way to `/metrics` pass the snapshot on whole.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mars_ray.engine.stats.profile import ProfilePoint, Share
 from mars_ray.engine.stats.step_time import StepTime
@@ -72,6 +72,10 @@ class EngineState:
     """95th percentile of the time from arrival to the first token, over the last seconds."""
     tpot_p95_s: float | None
     """95th percentile of the time per token after the first, over sequences that ended in the last seconds."""
+    drafted: Mapping[str, int] = field(default_factory=dict)
+    """Drafts that were verified, up to the first wrong one of each step, by source: `masks`, `text` or `grammar`."""
+    drafts_right: Mapping[str, int] = field(default_factory=dict)
+    """Verified drafts that were right, by source."""
     modelled: ModelledSteps | None = None
     """Machine whose step times the engine takes; None if steps take the time of this machine."""
 
@@ -132,6 +136,20 @@ METRICS = (
             f"{point.threshold:g}": point.agreement for point in state.profile if point.agreement is not None
         },
         label="threshold",
+    ),
+    StateMetric(
+        "mars:drafted_tokens",
+        "Drafts that were verified, by source.",
+        lambda state: state.drafted,
+        label="source",
+        counter=True,
+    ),
+    StateMetric(
+        "mars:accepted_draft_tokens",
+        "Verified drafts that were right, by source.",
+        lambda state: state.drafts_right,
+        label="source",
+        counter=True,
     ),
     StateMetric(
         "mars:rehearsal_slow_steps",

@@ -78,8 +78,8 @@ class EngineMetrics:
             )
             for metric in METRICS
         }
-        self._counted = defaultdict[str, float](float)
-        """Values of the counters of the state when the metrics were last read."""
+        self._counted = defaultdict[tuple[str, str], float](float)
+        """Values of the counters of the state when the metrics were last read, by name and label."""
 
     def begin(self, request: Request) -> "RequestObserver":
         """Return an observer for a request that arrives now."""
@@ -96,8 +96,9 @@ class EngineMetrics:
             for label, value in (values if isinstance(values, Mapping) else {"": values}).items():
                 series = exported.labels(**self._labels, **({metric.label: label} if metric.label else {}))
                 if isinstance(series, Counter):
-                    series.inc(max(0, value - self._counted[metric.name]))
-                    self._counted[metric.name] = value
+                    counted = self._counted[metric.name, label]
+                    series.inc(value - counted if value >= counted else value)  # a new process counts from 0
+                    self._counted[metric.name, label] = value
                 else:
                     series.set(value)
         return openmetrics_text(self._registry)

@@ -1,0 +1,1 @@
+"""Drafts from text: what a sequence probably copies from its prompt, its answer, or its owner's recent answers."""

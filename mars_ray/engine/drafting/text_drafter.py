@@ -1,0 +1,133 @@
+"""Draft what a sequence probably copies: from its answer, its prompt, or recent answers of the same owner.
+
+The longest match for the end of the sequence gives the continuation, and an estimate that learns from verification
+gives the probability that each of its tokens is right. So a copy of long standing is drafted far ahead, and two tokens
+that happened to follow a common phrase are not.
+
+Sources: prompt lookup decoding (Saxena 2023); SuffixDecoding, arXiv 2411.04975.
+"""
+
+import math
+from collections.abc import Hashable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from mars_ray.engine.drafting.estimate import AcceptanceEstimate
+from mars_ray.engine.drafting.recent_answers import MAX_TOKENS, RecentAnswers
+from mars_ray.engine.drafting.text_index import LONGEST, TextIndex, TextMatch
+
+DRAFTS_MOST = 32
+"""Maximum number of drafts from text in a step."""
+
+PROMPT_TOKENS_PER_STEP = 4096
+"""Maximum number of prompt tokens that a step adds to an index, which takes about 4 ms."""
+
+USUAL_WEIGHTS = (1.7, 1.0, 2.6, -1.0)
+"""Weights of `_features` before the first draft: a fit to 3,700 drafts of Qwen2.5-Coder-0.5B in six tasks, without the
+last one, which is a guess."""
+
+USUAL_LENGTH, USUAL_SHARE = 3.0, 0.8
+"""Means of the features of those drafts, so that features are small numbers of both signs."""
+
+
+@dataclass(slots=True)
+class SequenceText:
+    """Indexes of one sequence."""
+
+    prompt: TextIndex
+    """Index of the prompt, which all sequences of a request share."""
+    answer: TextIndex = field(default_factory=TextIndex)
+    """Index of the answer, with the end of the prompt before it."""
+    indexed: int = 0
+    """Number of tokens of the sequence in `answer`, or before its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDraft:
+    """Tokens that probably follow, with the probability that each is right if all before it are right."""
+
+    tokens: list[int]
+    confidences: list[float]
+    features: list[tuple[float, ...]]
+    """What the estimate learns from, by token."""
+
+    def worth(self, price: float) -> tuple[int, float]:
+        """Return how many tokens to draft if a position costs `price` tokens, and what they gain beyond their cost."""
+        right = 1.0
+        gain = 0.0
+        for count, confidence in enumerate(self.confidences):
+            right *= confidence
+            if right < price:
+                return count, gain
+            gain += right - price
+        return len(self.tokens), gain
+
+    def first(self, count: int) -> "TextDraft":
+        """Return the first `count` tokens."""
+        return TextDraft(self.tokens[:count], self.confidences[:count], self.features[:count])
+
+
+class TextDrafter:
+    """Drafts for the sequences of one engine."""
+
+    def __init__(self, max_recent_tokens: int = MAX_TOKENS) -> None:
+        self._max_recent_tokens = max_recent_tokens
+        self.forget()
+        self.estimate = AcceptanceEstimate(USUAL_WEIGHTS)
+
+    def draft(
+        self, text: SequenceText, prompt: Tokens[int], tokens: list[int], key: Hashable, temperature: float, most: int
+    ) -> TextDraft | None:
+        """Return up to `most` drafts after `tokens`, which begin with `prompt`; None without a match.
+
+        `key` names the recent answers that the sequence may copy from; None if it may copy from none.
+        """
+        self._index(text, prompt, tokens)
+        longest = _longest((text.answer, text.answer.find(tokens)), (text.prompt, text.prompt.find(tokens)))
+        if key is not None and (recent := self._recent.find(key, tokens)):
+            longest = _longest(longest, recent)
+        index, match = longest
+        if match is None:
+            return None
+        drafts = index.following(match.next, min(most, DRAFTS_MOST))
+        features = [_features(match, depth, temperature) for depth in range(len(drafts))]
+        return TextDraft(drafts, [self.estimate.probability(row) for row in features], features)
+
+    def verified(self, draft: TextDraft, right: int, judged: int) -> None:
+        """Learn from the first `judged` tokens of a draft, of which the first `right` were right."""
+        for index, features in enumerate(draft.features[:judged]):
+            self.estimate.observe(features, index < right)
+
+    def ended(self, key: Hashable, answer: Tokens[int]) -> None:
+        """Let later sequences of the same key copy from an answer that has ended."""
+        self._recent.add(key, answer)
+
+    def forget(self) -> None:
+        """Forget all answers."""
+        self._recent = RecentAnswers(self._max_recent_tokens)
+
+    def _index(self, text: SequenceText, prompt: Tokens[int], tokens: list[int]) -> None:
+        if (done := len(text.prompt.tokens)) < len(prompt):
+            text.prompt.extend(prompt[done : done + PROMPT_TOKENS_PER_STEP])
+        if not text.indexed:
+            text.indexed = max(0, len(prompt) - LONGEST)
+        text.answer.extend(tokens[text.indexed :])
+        text.indexed = len(tokens)
+
+
+def _longest(
+    one: tuple[TextIndex, TextMatch | None], other: tuple[TextIndex, TextMatch | None]
+) -> tuple[TextIndex, TextMatch | None]:
+    """Return the longer match; the first one if both are equally long."""
+    if one[1] is None or (other[1] is not None and other[1].length > one[1].length):
+        return other
+    return one
+
+
+def _features(match: TextMatch, depth: int, temperature: float) -> tuple[float, ...]:
+    """Return what the probability of the draft at `depth` depends on, if all drafts before it are right.
+
+    The drafts before it lengthen the match, and leave open which of the compared places is the right one.
+    """
+    share = match.agreeing / match.compared - USUAL_SHARE if depth == 0 else 0.0
+    return 1.0, math.log2(match.length + depth) - USUAL_LENGTH, share, min(temperature, 2.0)

@@ -1,0 +1,99 @@
+"""Choose the drafts that a sequence feeds in its next step: those of its masks, or what its text suggests.
+
+In:    The drafts that verification left from masks, the text of the sequence, and the price of a position in tokens.
+Out:   The drafts with the larger expected gain. The next step verifies them, whatever their source.
+Never: A draft from text is kept without verification. Answers that must be reproducible although they accept tokens
+       without verification get none, because such an answer depends on where its masks stand.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable
+from itertools import accumulate
+from operator import mul
+
+from mars_ray.engine.drafting.text_drafter import DRAFTS_MOST, SequenceText, TextDraft, TextDrafter
+from mars_ray.engine.drafting.text_index import TextIndex
+from mars_ray.engine.request import Acceptance, Request
+from mars_ray.engine.scheduling.sequence import Drafts, Sequence
+from mars_ray.method.drafts import DRAFT_POSITIONS
+
+DRAFTS_PER_STEP = 128
+"""Maximum number of drafts from text in a step. Each needs the logits of one position: 0.6 MB with a vocabulary of
+150,000."""
+
+
+class DraftChoice:
+    """Drafts of the sequences of one engine, whose sequences have up to `max_model_len` tokens."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._drafter = TextDrafter()
+        self._prompts: dict[str, TextIndex] = {}
+        """Index of the prompt of each request with drafts from text."""
+        self.drafted: Counter[str] = Counter()
+        """Verified drafts by source, up to the first wrong one of each step. The source `grammar` means that a grammar
+        forced or allowed them."""
+        self.right: Counter[str] = Counter()
+        """Verified drafts that were right, by source."""
+
+    def choose(self, sequence: Sequence, acceptance: Acceptance, price: float, running: int) -> None:
+        """Replace the drafts of a sequence, which has just gained tokens, if its text suggests better ones.
+
+        `price` is the cost of a position in tokens, and `running` is the number of sequences that share a step.
+        """
+        drafts = sequence.drafts
+        if not drafts.have_confidences and sequence.request.sampling.logprobs is not None:
+            return  # forced tokens whose log-probabilities the caller wants
+        left = min(sequence.max_tokens - sequence.num_output_tokens, self._max_model_len - len(sequence.tokens)) - 1
+        most = min(DRAFTS_MOST, DRAFTS_PER_STEP // running, left)
+        if most <= 0 or price >= 1 or not (text := self._draft_from_text(sequence, most)):
+            return
+        count, gain = text.worth(price)
+        if count and gain > _gain(drafts, acceptance, price):
+            stop = next((number for number, token in enumerate(text.tokens, 1) if token in sequence.stop_ids), count)
+            text = text.first(min(count, stop))
+            sequence.drafts = Drafts(text.tokens, text.confidences, text)
+
+    def verified(self, sequence: Sequence, right: int, tokens: int) -> None:
+        """Count and learn from the drafts of a sequence, of which `right` were right, when it took `tokens` tokens."""
+        drafts = sequence.drafts
+        source = "text" if drafts.text else "masks" if drafts.confidences else "grammar"
+        judged = min(tokens, len(drafts.tokens))
+        self.drafted[source] += judged
+        self.right[source] += right
+        if drafts.text:
+            self._drafter.verified(drafts.text, right, judged)
+
+    def ended(self, sequence: Sequence, last: bool) -> None:
+        """Let later sequences copy from one that has ended, the `last` of its request or not."""
+        request = sequence.request
+        if sequence.text:
+            self._drafter.ended(_owner(request), sequence.tokens[len(request.prompt) :])
+        if last:
+            self._prompts.pop(request.id, None)
+
+    def forget(self) -> None:
+        """Forget all recent answers."""
+        self._drafter.forget()
+
+    def _draft_from_text(self, sequence: Sequence, most: int) -> TextDraft | None:
+        request = sequence.request
+        if sequence.text is None:
+            sequence.text = SequenceText(self._prompts.setdefault(request.id, TextIndex()))
+        return self._drafter.draft(
+            sequence.text, request.prompt, sequence.tokens, _owner(request), request.sampling.temperature, most
+        )
+
+
+def _owner(request: Request) -> Hashable:
+    """Return the key of the recent answers that a request may copy from."""
+    return request.tenant, request.service_class, request.decode.adapter
+
+
+def _gain(drafts: Drafts, acceptance: Acceptance, price: float) -> float:
+    """Return the tokens that drafts from masks are expected to gain beyond the cost of their positions."""
+    if not drafts.have_confidences:
+        return len(drafts.tokens) * (0.5 - DRAFT_POSITIONS * price)  # a grammar hides how likely they are
+    likely = drafts.probabilities(acceptance.metric)
+    return math.fsum(accumulate(likely, mul)) - DRAFT_POSITIONS * price * len(likely)

@@ -1,0 +1,68 @@
+"""Drafts from text: what follows the longest match, from the sequence's own text or its owner's recent answers."""
+
+from collections.abc import Hashable
+
+from mars_ray.engine.drafting.text_drafter import (
+    DRAFTS_MOST,
+    PROMPT_TOKENS_PER_STEP,
+    SequenceText,
+    TextDraft,
+    TextDrafter,
+)
+from mars_ray.engine.drafting.text_index import TextIndex
+
+WORDS = list(range(100, 160))
+
+
+def drafted(drafter: TextDrafter, prompt: list[int], answer: list[int], key: Hashable = None) -> TextDraft | None:
+    text = SequenceText(TextIndex())
+    return drafter.draft(text, prompt, prompt + answer, key, temperature=0.0, most=DRAFTS_MOST)
+
+
+def test_a_sequence_that_copies_its_prompt_gets_what_follows_there() -> None:
+    draft = drafted(TextDrafter(), WORDS, [1, *WORDS[10:20]])
+    assert draft and draft.tokens == WORDS[20 : 20 + DRAFTS_MOST]
+
+
+def test_the_answer_is_copied_if_its_match_is_the_longer_one() -> None:
+    draft = drafted(TextDrafter(), [8, 1, 2, 3, 4], [9, 1, 2, 3, 5, 6, 9, 1, 2, 3])
+    assert draft and draft.tokens[:2] == [5, 6]
+
+
+def test_recent_answers_draft_for_sequences_with_their_key_only() -> None:
+    drafter = TextDrafter()
+    drafter.ended("ada", WORDS)
+    assert drafted(drafter, [1], WORDS[:5], "bob") is None
+    assert drafted(drafter, [1], WORDS[:5]) is None
+    draft = drafted(drafter, [1], WORDS[:5], "ada")
+    assert draft and draft.tokens[0] == WORDS[5]
+
+
+def test_a_longer_match_a_place_that_others_confirm_and_a_greedy_choice_are_surer() -> None:
+    drafter = TextDrafter()
+    short, long = drafted(drafter, WORDS, WORDS[10:13]), drafted(drafter, WORDS, WORDS[10:30])
+    confirmed = drafted(drafter, WORDS + WORDS, WORDS[10:13])
+    torn = drafted(drafter, [*WORDS[:13], 1, 2, 3, *WORDS], WORDS[10:13])
+    assert short and long and confirmed and torn
+    assert long.confidences[0] > short.confidences[0] == confirmed.confidences[0] > torn.confidences[0]
+    warm = drafter.draft(SequenceText(TextIndex()), WORDS, WORDS + WORDS[10:13], None, temperature=1.0, most=1)
+    assert warm and warm.confidences[0] < short.confidences[0]
+
+
+def test_a_long_prompt_is_indexed_in_bounded_parts_while_the_sequence_goes_on() -> None:
+    drafter, text = TextDrafter(), SequenceText(TextIndex())
+    prompt = [number * 7919 % 50_021 for number in range(3 * PROMPT_TOKENS_PER_STEP)]
+    tokens = [*prompt, *prompt[-9:-4]]
+    for step in range(1, 4):
+        drafter.draft(text, prompt, tokens, None, 0.0, DRAFTS_MOST)
+        assert len(text.prompt.tokens) == step * PROMPT_TOKENS_PER_STEP
+    draft = drafter.draft(text, prompt, tokens, None, 0.0, 4)
+    assert draft and draft.tokens == prompt[-4:]
+
+
+def test_what_sequences_add_later_is_indexed_once() -> None:
+    drafter, text = TextDrafter(), SequenceText(TextIndex())
+    prompt = list(range(50))
+    for end in range(1, 30):
+        drafter.draft(text, prompt, [*prompt, *WORDS[:end]], None, 0.0, 1)
+    assert list(text.answer.tokens) == [*prompt[-32:], *WORDS[:29]]
