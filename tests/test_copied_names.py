@@ -13,7 +13,7 @@ from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES, words
 from mars_ray.data.tasks.split import mixture
 from pipelines.made_up_words import syllables
 
-EXAMPLES = 600
+EXAMPLES = 300
 PEOPLE = words(
     "Aaliyah Abdul Ada Ahmed Aisha Akira Alejandro Amara Amelia Andrei Ann Anya Aoife Arjun Astrid Beatrice Bjorn Bob "
     "Caitlin Camille Carlos Chiara Chloe Declan Diego Dmitri Edward Eleanor Elif Elizabeth Emeka Emily Esther Fatima "

@@ -166,7 +166,7 @@ def said_late(run: Run, truth: Truth) -> bool:
     return all(run.late_s[FIRST:])
 
 
-@pytest.mark.parametrize("seed", seeds(40, quick=10))
+@pytest.mark.parametrize("seed", seeds(40, quick=5))
 def test_with_wrong_estimates_a_job_ends_in_time_or_says_early_that_it_cannot(seed: int) -> None:
     truth = some_job(seed)
     run = run_job(truth)

@@ -24,7 +24,7 @@ from mars_ray.errors import ReportError
 from tests.control.control_samples import STEP_TIME, class_state, engine_state, point
 from tests.samples import seeds
 
-SCHEDULES, GROUPS = 10_000, 20
+SCHEDULES, GROUPS = 10_000, 100
 FAULTS_S = 8.0
 LEASE_S, RECOVER_S, HEARTBEATS_S = 2.0, 2.0, 3.0
 CALM_S = LEASE_S + RECOVER_S + HEARTBEATS_S

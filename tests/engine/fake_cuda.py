@@ -47,11 +47,13 @@ def register_device_guard(folder: Path) -> None:
 
 @contextmanager
 def fake_cuda_engine(dtype: torch.dtype) -> Iterator[Engine]:
-    """The bundled model's engine on a fake GPU. Leaves the fake mode when the context ends."""
+    """The engine of a model like the bundled one, with two layers, on a fake GPU. Leaves the fake mode when the context
+    ends."""
     real = bundled_checkpoint()
+    config = type(real.network.config)(**real.network.config.to_dict() | {"num_hidden_layers": 2, "layer_types": None})
     with FakeTensorMode():
         with torch.device("cuda"):
-            network = type(real.network)._from_config(real.network.config, dtype=dtype).eval()
+            network = type(real.network)._from_config(config, dtype=dtype).eval()
         yield engine_of(
             Checkpoint(network=network, tokenizer=real.tokenizer, mask_id=real.mask_id, card=real.card),
             max_num_seqs=4,

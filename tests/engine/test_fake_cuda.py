@@ -8,7 +8,7 @@ from mars_ray.engine.request import DecodeParams
 from tests.engine.fake_cuda import fake_cuda_engine, register_device_guard, say
 from tests.factories.engine import Output, collect, request
 
-TOKENS = 20
+TOKENS = 12
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -138,7 +138,7 @@ def test_what_is_forced_takes_no_forward(make_engine: MakeEngine, prompts: list[
 
 def test_a_schema_costs_no_tokens_per_forward(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     decode, per_forward = DecodeParams(threshold=0.95, block=8), []
-    free = run(make_engine(), [request(n, p, decode, max_tokens=64) for n, p in enumerate(prompts)])
+    free = run(make_engine(), [request(n, p, decode, max_tokens=64) for n, p in enumerate(prompts) if n % 2])
     answers = {name: json.loads(each.text) for name, each in free.items() if each.text.startswith("{")}
     assert len(answers) > 30
     for bound in (False, True):

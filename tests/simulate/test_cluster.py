@@ -92,7 +92,7 @@ def test_tokens_ahead_make_as_many_steps_fewer() -> None:
 
 
 def test_a_fleet_in_ticks_has_the_rates_and_times_of_one_step_by_step() -> None:
-    arrivals = poisson(9, 120)
+    arrivals = poisson(9, 60)
     stepped = run(arrivals, replicas=3).metrics
     with in_ticks():
         in_all = run(arrivals, replicas=3).metrics
