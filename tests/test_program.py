@@ -8,6 +8,9 @@ import sys
 import pytest
 
 WAIT = "print('ready', flush=True); time.sleep(60)"
+WORKER_PRIORITY = (
+    "nice = ray.get(ray.remote(lambda: os.nice(0)).remote()) - os.nice(0)\nprint('nicer by', nice, file=sys.stderr)"
+)
 
 
 def start(body: str, *, ignoring: tuple[signal.Signals, ...] = ()) -> "subprocess.Popen[str]":
@@ -73,12 +76,27 @@ def test_a_program_that_ends_by_itself_keeps_its_code(code: int) -> None:
     assert end(start(f"print('ready')\nsys.exit({code})")) == (code, "")
 
 
+@pytest.fixture(scope="module")
+def on_a_local_cluster() -> tuple[int, str]:
+    """The end of a program that connected, said how nice its workers are, and was sent SIGTERM."""
+    body = f"import ray\nfrom mars_ray.ray_cluster import connect\nconnect()\n{WORKER_PRIORITY}\n{WAIT}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_worker_niceness", raising=False)
+        program = start(body)
+    return end(program, signal.SIGTERM)
+
+
 @pytest.mark.ray
-def test_sigterm_is_ours_after_ray_started() -> None:
-    body = f"from mars_ray.ray_cluster import connect\nconnect()\n{WAIT}"
-    code, said = end(start(body), signal.SIGTERM)
+def test_sigterm_is_ours_after_ray_started(on_a_local_cluster: tuple[int, str]) -> None:
+    code, said = on_a_local_cluster
     assert (code, said.splitlines()[-1]) == (143, "name: Stopped.")
     assert "SIGTERM" not in said
+
+
+@pytest.mark.ray
+def test_workers_of_a_local_cluster_have_the_priority_of_other_programs(on_a_local_cluster: tuple[int, str]) -> None:
+    _, said = on_a_local_cluster
+    assert "nicer by 0" in said.splitlines()
 
 
 @pytest.mark.ray

@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -25,7 +26,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_folder_that_brings_code_runs_none_though_a_terminal_says_yes_to_every_question(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Resolved:
+    """The end of a program that resolved a file in a folder with code, and the file that the code writes."""
+
+    done: "subprocess.CompletedProcess[str]"
+    ran: Path
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
+    """A terminal on standard input says yes to every question; standard error is a pipe."""
+    tmp_path = tmp_path_factory.mktemp("stranger")
     folder, ran = tmp_path / "model", tmp_path / "ran"
     folder.mkdir()
     write_gguf(tiny_llama(), folder / "tiny.gguf", "F32")
@@ -42,12 +54,21 @@ def test_a_folder_that_brings_code_runs_none_though_a_terminal_says_yes_to_every
     done = subprocess.run(
         [sys.executable, "-P", "-c", RESOLVE, "tiny.gguf"],
         stdin=theirs, capture_output=True, text=True, cwd=folder, check=False,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
     os.close(ours)
     os.close(theirs)
-    assert done.returncode == 0, done.stderr
-    assert (Path(done.stdout.strip()) / "model.safetensors").is_file()
-    assert not ran.exists()
+    return Resolved(done, ran)
+
+
+def test_a_folder_that_brings_code_runs_none_though_a_terminal_says_yes_to_every_question(resolved: Resolved) -> None:
+    assert resolved.done.returncode == 0, resolved.done.stderr
+    assert (Path(resolved.done.stdout.strip()) / "model.safetensors").is_file()
+    assert not resolved.ran.exists()
+
+
+def test_without_a_terminal_for_output_a_conversion_is_one_plain_line(resolved: Resolved) -> None:
+    assert re.fullmatch(r"unpack tiny\.gguf, MB: (\d+)/\1 .* s\n", resolved.done.stderr)
 
 
 def bomb_of_49_bytes(file: Path) -> None:
@@ -88,6 +109,8 @@ def test_a_file_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
     bomb_of_49_bytes(tmp_path / "bomb.gguf")
     with pytest.raises(ModelError, match=r"bomb\.gguf cannot be converted: it took more than 0 s"):
         resolve_model(str(tmp_path / "bomb.gguf"))
+    models = tmp_path / "cache" / "mars-ray" / "models"
+    assert not models.exists() or list(models.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["block_count", "embedding_length", "vocab_size", "attention.head_count"])

@@ -89,6 +89,11 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def document(short: Served) -> BaseSchema:
+    return schemathesis.openapi.from_url(f"{short.url}/openapi.json")
+
+
 def serves(endpoint: Served) -> None:
     """Assert that the endpoint is as good as new."""
     settled(endpoint)
@@ -104,8 +109,7 @@ def operations_of(document: BaseSchema) -> Iterator[APIOperation[Any, Any, Any, 
         yield each.ok()
 
 
-def test_the_document_names_every_operation(short: Served) -> None:
-    document = schemathesis.openapi.from_url(f"{short.url}/openapi.json")
+def test_the_document_names_every_operation(document: BaseSchema) -> None:
     assert {each.label for each in operations_of(document)} == OPERATIONS.keys()
 
 
@@ -127,9 +131,8 @@ def as_documented(document: Any, operation: Any, body: Any) -> bool:
     ],
 )
 def test_what_the_document_says_is_what_comes(
-    short: Served, label: str, mode: schemathesis.GenerationMode, examples: int
+    short: Served, document: BaseSchema, label: str, mode: schemathesis.GenerationMode, examples: int
 ) -> None:
-    document = schemathesis.openapi.from_url(f"{short.url}/openapi.json")
     operation = next(each for each in operations_of(document) if each.label == label)
     statuses: set[int] = set()
 

@@ -35,8 +35,8 @@ REQUESTS_MAX = 48
 
 
 def deploy_file(path: Path, args: dict[str, Any], *, gateways: int = 1, **engine: Any) -> Path:
-    """Write a config with small timeouts, so that what is broken is found soon."""
-    soon = {"health_check_period_s": 1, "health_check_timeout_s": 3}
+    """Write a config with short waits, so that what is broken is found and what ends is gone soon."""
+    soon = {"health_check_period_s": 1, "health_check_timeout_s": 3, "graceful_shutdown_wait_loop_s": 0.5}
     fields = {
         "applications": [
             {

@@ -221,8 +221,9 @@ def test_places_are_given_back_however_requests_end(keys: KnownKeys, actions: li
 
 @pytest.mark.parametrize("parts", [(b"x" * 11,), (b"x", None)])
 def test_a_request_whose_body_never_gets_in_gives_its_place_back(
-    keys: KnownKeys, parts: tuple[bytes | None, ...]
+    keys: KnownKeys, monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes | None, ...]
 ) -> None:
+    monkeypatch.setattr(body_reader, "DRAIN_SECONDS", 0.01)
     app = access(Inner(), keys, body_bytes=10)
     call(app, scope_of("/v1/x", [HOST, bearer(keys.use)]), *parts)
     assert app.admission.in_flight == {}
@@ -289,7 +290,8 @@ def test_a_client_that_leaves_before_its_body_is_whole_starts_nothing() -> None:
     assert (client.received, inner.scopes) == ([], [])
 
 
-def test_open_paths_take_no_body() -> None:
+def test_open_paths_take_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_reader, "DRAIN_SECONDS", 0.01)
     inner = Inner()
     assert call(access(inner), scope_of("/healthz", [HOST]), b"x").status == 413
     assert call(access(inner), scope_of("/healthz", [HOST, (b"content-length", b"1")]), b"x").status == 413

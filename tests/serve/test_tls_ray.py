@@ -1,5 +1,6 @@
 """`mars-ray serve` with a certificate, open to the network: who is answered, and what listens where."""
 
+import os
 import socket
 import ssl
 import subprocess
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -14,8 +16,9 @@ import yaml
 from openai import DefaultHttpxClient, OpenAI
 
 from mars_ray.ray_cluster import temporary_folder
+from tests.samples import Cli
 from tests.serve.certificates import Certificate, certificate
-from tests.serve.cluster_samples import COMMAND, GATEWAY, STEP_SECONDS, Cluster, cluster, deploy_file
+from tests.serve.cluster_samples import GATEWAY, STEP_SECONDS, Cluster, cluster, deploy_file
 from tests.serve.endpoint_samples import MESSAGES
 from tests.serve.key_samples import add_key
 
@@ -92,10 +95,11 @@ def test_what_ray_keeps_is_for_its_owner_alone(guarded: Guarded) -> None:
     assert any(path.startswith(f"{temporary_folder()}/ray/") for path in sockets)
 
 
-def test_a_certificate_that_is_of_no_use_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_certificate_that_is_of_no_use_is_said_before_anything_starts(mars_ray: Cli, tmp_path: Path) -> None:
     past = certificate(tmp_path / "past", days=-1)
     add_key(tmp_path / "keys.yaml", "ada", "use")
     config = with_certificate(tmp_path / "serve.yaml", {"keys": str(tmp_path / "keys.yaml")}, past)
-    done = subprocess.run([COMMAND, "serve", "--config", config], capture_output=True, text=True, timeout=STEP_SECONDS)
-    assert done.returncode == 2
-    assert "certificate has expired" in done.stderr and "Traceback" not in done.stderr
+    with patch.dict(os.environ):  # the command sets variables of Ray
+        code, _, said = mars_ray("serve", "--config", config)
+    assert code == 2
+    assert "certificate has expired" in said and "Traceback" not in said
