@@ -50,11 +50,15 @@ def pytest_collection_finish() -> None:
 
 
 class _RayTogether(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests run in one process and share fixtures; so do all files that start Ray: one cluster at a time."""
+    """A file's tests run in one process and share fixtures; so do all files that start Ray: one cluster at a time.
+
+    Files that convert in forks run in one process, too, because the server that forks imports for six seconds.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "ray" if "mark.ray" in (self.config.rootpath / file).read_text() else file
+        text = (self.config.rootpath / file).read_text()
+        return "ray" if "mark.ray" in text else "forks" if "convert_in_fork" in text else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _RayTogether:

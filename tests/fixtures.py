@@ -4,8 +4,10 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import httpcore2
 import pytest
 import torch
 from openai import OpenAI
@@ -20,11 +22,15 @@ from tests.factories.tokenizers import save_chat_model
 from tests.samples import Cli
 from tests.serve.endpoint_samples import Keyed, Served, config_of, served
 from tests.serve.key_samples import add_key
+from tests.serve.shared_documents import share_documents
 from tests.store_server import store_server
 from tests.training.train_samples import RECORDS
 
 # `make test` runs two processes on two cores: a thread each.
 torch.set_num_threads(1)
+share_documents()
+# Otherwise, each HTTP client would read the certificates of all authorities again, which takes 35 ms.
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,9 @@ def run_job(truth: Truth) -> Run:
             backlog = Backlog(tokens=(pool.rows - ended) * mean, seconds=DEADLINE_S - now_s)
             controller.update_backlog(backlog, paused=truth.paused_s[0] <= now_s < truth.paused_s[1])
         run.thresholds.append(sum(each.beat(controller) for each in workers) / len(workers))
-        run.late_s.append(controller.status().classes[0].late_s)
+        job = controller.job()
+        assert job is not None
+        run.late_s.append(job.late_s)
         for each in workers:
             each.second(truth.drift if now_s >= DEADLINE_S / 2 else 1.0)
         run.running.append(sum(each.running for each in workers))
