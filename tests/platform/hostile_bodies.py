@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
@@ -31,6 +31,8 @@ USED = {"type": "tool_result", "tool_use_id": "a", "content": "b"}
 
 Put = Callable[[str], str]
 """Makes a body of what is put into one of its places."""
+MakeBody = Callable[[], str]
+"""Makes a body of a megabyte, which takes milliseconds."""
 
 
 @cache
@@ -51,8 +53,9 @@ def models() -> dict[tuple[str, str], type[BaseModel]]:
     return {(min(route.methods or ()), route.path): route.body_field.field_info.annotation for route in taking}  # type: ignore[union-attr,misc]
 
 
-def hostile_bodies() -> Iterator[tuple[str, str, str, str]]:
-    """Yield method, path, a name and a body for everything that can be wrong in a place of a model, each place once."""
+def hostile_bodies() -> Iterator[tuple[str, str, str, MakeBody]]:
+    """Yield method, path, a name and what makes a body, for everything that can be wrong in a place of a model, each
+    place once."""
     seen: set[tuple[str, str]] = set()
     for (method, path), model in models().items():
         least = LEAST.get(path, {})
@@ -63,7 +66,7 @@ def hostile_bodies() -> Iterator[tuple[str, str, str, str]]:
                 items = ITEMS if any(map(_holds_others, _kinds(annotation))) else ITEMS[:1]
                 for told, body in _fillings(put, items):
                     yield method, path, f"{name}: {told}", body
-        yield method, path, "unknown fields", _filled(_after(_inside(least, "x")("1")), "", FIELDS, "")
+        yield method, path, "unknown fields", partial(_filled, _after(_inside(least, "x")("1")), "", FIELDS, "")
         for name in sorted(IGNORED | NEUTRAL.keys()) if model is ChatCompletionRequest else ():
             for told, body in _fillings(_inside(least, name), ITEMS[:1]):
                 yield method, path, f"{name}: {told}", body
@@ -141,12 +144,12 @@ def _large_schemas() -> Iterator[dict[str, Any]]:
     yield {"type": "string", "description": "x" * (BYTES - 500)}
 
 
-def _fillings(put: Put, items: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _fillings(put: Put, items: Sequence[str]) -> Iterator[tuple[str, MakeBody]]:
     for item in items:
-        yield f"[{item}, …]", _filled(put, "[", item, "]")
+        yield f"[{item}, …]", partial(_filled, put, "[", item, "]")
         if last := LAST.get(item):
-            yield f"[{item}, …, {last}]", _filled(put, "[", item, f",{last}]")
-    yield "object", _filled(put, "{", FIELDS, "}")
+            yield f"[{item}, …, {last}]", partial(_filled, put, "[", item, f",{last}]")
+    yield "object", partial(_filled, put, "{", FIELDS, "}")
 
 
 def _filled(put: Put, before: str, items: str | list[str], after: str) -> str:
