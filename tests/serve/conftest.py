@@ -28,6 +28,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "control": {"policy": "fixed"} | SOON,
             "limits": {"requests": REQUESTS_MAX, "requests_per_key": REQUESTS_MAX},
             "engine": {"max_num_seqs": 8, "max_waiting_seqs": 64},
+            "model_wait_s": 5,
         },
         num_replicas=2,
     )
