@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.kernels import build, families
 from mars_ray.engine.kernels.build import kernel_library, load_family
 from mars_ray.engine.kernels.families import FAMILIES, VARIABLE, KernelError, chosen_family, supported_families
+from mars_ray.engine.kernels.library_file import compile_kernels
 from mars_ray.engine.options import EngineOptions
 from mars_ray.errors import ConfigError
 from tests.engine.stand_in_kernels import compile_stand_in
@@ -136,10 +138,18 @@ def test_names_of_families_are_unique_and_each_is_better_than_the_next() -> None
         assert better.machine != other.machine or not better.needs <= other.needs
 
 
+@pytest.mark.parametrize(
+    "compile_library",
+    [
+        pytest.param(compile_stand_in, id="a stand-in"),
+        pytest.param(compile_kernels, id="kernels", marks=pytest.mark.slow),
+    ],
+)
 def test_kernels_are_compiled_once_and_a_half_written_library_is_never_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compile_library: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(build, "compile_kernels", compile_library)
     load_again()
     (library,) = (tmp_path / build.CACHE).iterdir()
     monkeypatch.setattr(subprocess, "run", None)  # a second compilation would call it

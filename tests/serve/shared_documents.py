@@ -14,14 +14,14 @@ def share_documents() -> None:
     FastAPI.openapi = _document  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
-    if not app.openapi_schema:
-        routes = [(route.path, route.original_route) for route in iter_route_contexts(app.routes)]
-        key = (app.title, *((path, *sorted(getattr(route, "methods", ())), _name(route)) for path, route in routes))
+def _document(self: FastAPI) -> dict[str, Any]:
+    if not self.openapi_schema:
+        routes = [(route.path, route.original_route) for route in iter_route_contexts(self.routes)]
+        key = (self.title, *((path, *sorted(getattr(route, "methods", ())), _name(route)) for path, route in routes))
         if key not in _documents:
-            _documents[key] = _build(app)
-        app.openapi_schema = _documents[key]
-    return app.openapi_schema
+            _documents[key] = _build(self)
+        self.openapi_schema = _documents[key]
+    return self.openapi_schema
 
 
 def _name(route: Any) -> str:
