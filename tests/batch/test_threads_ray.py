@@ -28,7 +28,7 @@ def test_a_job_that_says_nothing_of_cpus_decodes_with_all_of_them(monkeypatch: p
     settings = pool_settings(engines, (place,))
     [decoder] = start_decoders(settings, "threads")
     try:
-        nothing = decoder.answer.remote(to_row_table([], []), pickle.dumps(FORMAT))
+        nothing = decoder.answer.remote(to_row_table([], []), pickle.dumps((FORMAT, engines.model)))
         assert ray.get(nothing).num_rows == 0  # the engine is up
         pid = ray.get(decoder.__ray_call__.remote(lambda _: os.getpid()))
         [(_, spec)] = settings.places
