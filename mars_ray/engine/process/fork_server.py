@@ -17,9 +17,9 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 
-from mars_ray.engine.process import worker
 from mars_ray.engine.process.engine_process import PID
 
 FILES = 5
@@ -34,8 +34,10 @@ LOOK_S = 1.0
 class ForkServer:
     """The running server, single-threaded."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, run_engine: Callable[[int, int], None]) -> None:
+        """Fork processes that call `run_engine` with their descriptor for orders and the process id of this server."""
         self._control: socket.socket | None = control
+        self._run_engine = run_engine
         self._parent = os.getppid()
         self._lines: dict[int, socket.socket] = {}
         """Connection to the client of each engine that has not ended, by process id."""
@@ -110,7 +112,7 @@ class ForkServer:
                     connection.close()
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(PR_SET_NAME, NAME)
-            worker.main(orders, server)
+            self._run_engine(orders, server)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -124,9 +126,13 @@ class ForkServer:
 def main(descriptor: int) -> None:
     """Serve the parent at the other end of an inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, so that running requests may finish
+    gc.disable()  # otherwise collections would take an eighth of the time of this import
+    from mars_ray.engine.process import worker
+
     gc.collect()
     gc.freeze()  # otherwise a collection in an engine would copy the pages that all engines share
-    ForkServer(socket.socket(fileno=descriptor)).run()
+    gc.enable()
+    ForkServer(socket.socket(fileno=descriptor), worker.main).run()
 
 
 if __name__ == "__main__":
