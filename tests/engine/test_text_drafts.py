@@ -24,7 +24,7 @@ def twice(prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 def right(engine: Engine) -> int:
     """Return the number of right drafts from text."""
-    return engine.state().drafts_right.get("text", 0)
+    return sum(counts.right for counts in engine.state().drafts if counts.source == "text")
 
 
 def plain(make_engine: MakeEngine, asked: list[Request]) -> dict[str, Output]:
@@ -101,7 +101,7 @@ def test_a_recent_answer_drafts_for_its_owner_and_for_no_other(
 def test_one_token_at_a_time_gets_no_drafts(make_engine: MakeEngine, twice: list[tuple[int, ...]]) -> None:
     engine = make_engine()
     outputs = run(engine, [request(number, prompt, AR, max_tokens=24) for number, prompt in enumerate(twice)])
-    assert not engine.state().drafted.get("text")
+    assert "text" not in [counts.source for counts in engine.state().drafts]
     assert all(each.finished.forwards == len(each.tokens) for each in outputs.values())
 
 
@@ -113,7 +113,7 @@ def test_reproducible_answers_below_threshold_1_do_not_depend_on_recent_answers(
     asked = [request(number, prompt, below, max_tokens=24, seed=1) for number, prompt in enumerate(twice)]
     first, second = run(engine, asked), run(engine, asked)
     assert [first[name].tokens for name in first] == [second[name].tokens for name in first]
-    assert not engine.state().drafted.get("text")
+    assert "text" not in [counts.source for counts in engine.state().drafts]
 
 
 def test_answers_within_a_grammar_are_the_same(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mars_ray.control.core.status import ClusterStatus, CurvePoint
 from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
-from mars_ray.engine.stats.state import ClassState, EngineState
+from mars_ray.engine.stats.state import ClassState, DraftCounts, EngineState
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
@@ -276,7 +276,7 @@ def test_preemptions_are_counted_once_however_often_the_metrics_are_read() -> No
 def test_counters_by_label_go_on_when_a_new_engine_process_counts_from_0() -> None:
     metrics = EngineMetrics(model="m", replica="r")
     for drafted in ({"text": 5, "masks": 9}, {"text": 7, "masks": 9}, {"text": 2}):
-        text = metrics.text(replace(STATE, drafted=drafted))
+        text = metrics.text(replace(STATE, drafts=tuple(DraftCounts(*counts, right=0) for counts in drafted.items())))
     values = samples(merge_metrics([text])[0].decode())
     by_source = {dict(labels)["source"]: value for (name, labels), value in values.items() if name == DRAFTED}
     assert by_source == {"text": 9, "masks": 9}

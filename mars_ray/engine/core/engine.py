@@ -151,8 +151,7 @@ class Engine:
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
-            drafted=dict(self._drafts.drafted),
-            drafts_right=dict(self._drafts.right),
+            drafts=self._drafts.counts(),
             modelled=self._stats.modelled,
         )
 

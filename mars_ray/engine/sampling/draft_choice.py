@@ -16,6 +16,7 @@ from mars_ray.engine.drafting.text_drafter import DRAFTS_MOST, SequenceText, Tex
 from mars_ray.engine.drafting.text_index import TextIndex
 from mars_ray.engine.request import Acceptance, Request
 from mars_ray.engine.scheduling.sequence import Drafts, Sequence
+from mars_ray.engine.stats.state import DraftCounts
 from mars_ray.method.drafts import DRAFT_POSITIONS
 
 DRAFTS_PER_STEP = 128
@@ -31,11 +32,8 @@ class DraftChoice:
         self._drafter = TextDrafter()
         self._prompts: dict[str, TextIndex] = {}
         """Index of the prompt of each request with drafts from text."""
-        self.drafted: Counter[str] = Counter()
-        """Verified drafts by source, up to the first wrong one of each step. The source `grammar` means that a grammar
-        forced or allowed them."""
-        self.right: Counter[str] = Counter()
-        """Verified drafts that were right, by source."""
+        self._drafted: Counter[str] = Counter()
+        self._right: Counter[str] = Counter()
 
     def choose(self, sequence: Sequence, acceptance: Acceptance, price: float, running: int) -> None:
         """Replace the drafts of a sequence, which has just gained tokens, if its text suggests better ones.
@@ -59,11 +57,16 @@ class DraftChoice:
         """Count and learn from the drafts of a sequence, of which `right` were right, when it took `tokens` tokens."""
         drafts = sequence.drafts
         source = "text" if drafts.text else "masks" if drafts.confidences else "grammar"
-        judged = min(tokens, len(drafts.tokens))
-        self.drafted[source] += judged
-        self.right[source] += right
+        if not (judged := min(tokens, len(drafts.tokens))):
+            return
+        self._drafted[source] += judged
+        self._right[source] += right
         if drafts.text:
             self._drafter.verified(drafts.text, right, judged)
+
+    def counts(self) -> tuple[DraftCounts, ...]:
+        """Return the drafts so far, by source."""
+        return tuple(DraftCounts(source, self._drafted[source], self._right[source]) for source in self._drafted)
 
     def ended(self, sequence: Sequence, last: bool) -> None:
         """Let later sequences copy from one that has ended, the `last` of its request or not."""

@@ -6,7 +6,7 @@ way to `/metrics` pass the snapshot on whole.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mars_ray.engine.stats.profile import ProfilePoint, Share
 from mars_ray.engine.stats.step_time import StepTime
@@ -44,6 +44,18 @@ class ModelledSteps:
     """Steps that took longer here than on the modelled machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Drafts of one source since the engine started."""
+
+    source: str
+    """`masks`, `text`, or `grammar` for drafts that a grammar forced or allowed."""
+    drafted: int
+    """Drafts that were verified, up to the first wrong one of each step."""
+    right: int
+    """Verified drafts that were right."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """Snapshot of an engine."""
@@ -72,10 +84,8 @@ class EngineState:
     """95th percentile of the time from arrival to the first token, over the last seconds."""
     tpot_p95_s: float | None
     """95th percentile of the time per token after the first, over sequences that ended in the last seconds."""
-    drafted: Mapping[str, int] = field(default_factory=dict)
-    """Drafts that were verified, up to the first wrong one of each step, by source: `masks`, `text` or `grammar`."""
-    drafts_right: Mapping[str, int] = field(default_factory=dict)
-    """Verified drafts that were right, by source."""
+    drafts: tuple[DraftCounts, ...] = ()
+    """Drafts so far, by source."""
     modelled: ModelledSteps | None = None
     """Machine whose step times the engine takes; None if steps take the time of this machine."""
 
@@ -140,14 +150,14 @@ METRICS = (
     StateMetric(
         "mars:drafted_tokens",
         "Drafts that were verified, by source.",
-        lambda state: state.drafted,
+        lambda state: {counts.source: counts.drafted for counts in state.drafts},
         label="source",
         counter=True,
     ),
     StateMetric(
         "mars:accepted_draft_tokens",
         "Verified drafts that were right, by source.",
-        lambda state: state.drafts_right,
+        lambda state: {counts.source: counts.right for counts in state.drafts},
         label="source",
         counter=True,
     ),
