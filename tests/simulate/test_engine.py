@@ -14,6 +14,7 @@ from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.engine.sampling.draft_choice import DraftChoice
 from mars_ray.engine.stats.step_time import StepTime, StepWork
 from mars_ray.load.plan import Texts, bundled_prompts, conversations
 from mars_ray.model.checkpoint import Checkpoint
@@ -105,8 +106,13 @@ def long_prompts(checkpoint: Checkpoint, requests: int) -> Iterator[Request]:
     ids=["light load", "more than it can do", "long prompts, more than it can do"],
 )
 def test_tokens_and_times_are_those_of_the_real_engine(
-    requests_of: Callable[[Checkpoint, int], Iterator[Request]], rate: float, requests: int
+    requests_of: Callable[[Checkpoint, int], Iterator[Request]],
+    rate: float,
+    requests: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A simulated request has no text, so it has no drafts from text.
+    monkeypatch.setattr(DraftChoice, "choose", lambda *_: None)
     checkpoint = bundled_checkpoint()
     engine, arrives_s = Clocked(checkpoint), moments(rate, requests)
     coming = list(requests_of(checkpoint, requests))
