@@ -229,6 +229,7 @@ class Engine:
             # Running again is safe, because a forward only writes keys and values, which are overwritten.
             return [chunk for scheduled in batch for chunk in self._run([scheduled], audit)]
         self._stats.forward_ended(batch, kv_tokens)
+        text_price = self._blocks.text_price(self.running, self._stats.kv_tokens)
         chunks = []
         for scheduled, read, proposals in zip(batch, picks, proposed, strict=True):
             sequence = scheduled.sequence
@@ -236,7 +237,7 @@ class Engine:
                 if sequence.prompt_logprobs is not None:
                     sequence.prompt_logprobs += prompt_logprobs_of(scheduled, read, output)
                 if scheduled.has_logits:
-                    chunks.append(self._verify_and_commit(scheduled, read, proposals, output))
+                    chunks.append(self._verify_and_commit(scheduled, read, proposals, output, text_price))
                 else:
                     sequence.num_computed_tokens += scheduled.num_tokens
             except Exception as error:  # an error here concerns one sequence only
@@ -250,7 +251,12 @@ class Engine:
             self._blocks.observe(len(batch), tokens, sum(scheduled.num_positions for scheduled in batch))
 
     def _verify_and_commit(
-        self, scheduled: ScheduledSequence, picks: Picks, proposals: Proposals, output: ForwardOutput
+        self,
+        scheduled: ScheduledSequence,
+        picks: Picks,
+        proposals: Proposals,
+        output: ForwardOutput,
+        text_price: float,
     ) -> Chunk:
         sequence = scheduled.sequence
         scored, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs or ()), None
@@ -270,8 +276,7 @@ class Engine:
         if emitted.tokens:
             self._stats.gained(sequence)
         if emitted.reason is None and acceptance is not None and not reproducible(sequence, acceptance):
-            running = len(self._scheduler.running)
-            self._drafts.choose(sequence, acceptance, self._blocks.text_price(running, self._stats.kv_tokens), running)
+            self._drafts.choose(sequence, acceptance, text_price, self.running)
         chosen = chosen_picks(picks, verified)
         return Chunk(
             request_id=sequence.request.id,

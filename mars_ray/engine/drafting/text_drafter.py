@@ -13,7 +13,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from mars_ray.engine.drafting.estimate import AcceptanceEstimate
-from mars_ray.engine.drafting.recent_answers import MAX_TOKENS, RecentAnswers
+from mars_ray.engine.drafting.recent_answers import RecentAnswers
 from mars_ray.engine.drafting.text_index import LONGEST, TextIndex, TextMatch
 
 DRAFTS_MOST = 32
@@ -70,8 +70,7 @@ class TextDraft:
 class TextDrafter:
     """Drafts for the sequences of one engine."""
 
-    def __init__(self, max_recent_tokens: int = MAX_TOKENS) -> None:
-        self._max_recent_tokens = max_recent_tokens
+    def __init__(self) -> None:
         self.forget()
         self.estimate = AcceptanceEstimate(USUAL_WEIGHTS)
 
@@ -89,7 +88,7 @@ class TextDrafter:
         index, match = longest
         if match is None:
             return None
-        drafts = index.following(match.next, min(most, DRAFTS_MOST))
+        drafts = index.following(match.next, most)
         features = [_features(match, depth, temperature) for depth in range(len(drafts))]
         return TextDraft(drafts, [self.estimate.probability(row) for row in features], features)
 
@@ -104,7 +103,7 @@ class TextDrafter:
 
     def forget(self) -> None:
         """Forget all answers."""
-        self._recent = RecentAnswers(self._max_recent_tokens)
+        self._recent = RecentAnswers()
 
     def _index(self, text: SequenceText, prompt: Tokens[int], tokens: list[int]) -> None:
         if (done := len(text.prompt.tokens)) < len(prompt):
