@@ -12,6 +12,35 @@ from mars_ray.machines.step_model import EFFICIENCIES, GPUS, Network, StepModel
 CALLERS = (1, 8, 32, 64, 128)
 SMALL_CALLERS = (1, 4)
 MASKS = (3, 7)
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 1024,
+    },
+    "qwen2.5-0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+}
+"""Shapes of Qwen2 networks that are measured with random weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ Besides torch and transformers this needs accelerate, llguidance, psutil, pydant
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from benchmarks.gpu.lines import append
 from benchmarks.gpu.settings import AR, CALLERS, MASKS, SMALL_CALLERS, Setting, gpu_of, lookahead_settings, step_model
 from benchmarks.training import rows
 from mars_ray.data.chat import ChatEncoder
@@ -32,7 +32,6 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.machines.step_model import StepModel
-from mars_ray.measure import machine
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.method.streams import mars_streams, random_phases
@@ -210,13 +209,13 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpu", help="entry of mars_ray/machines/gpus to compare with; default: the device's own")
     parser.add_argument("--small", action="store_true", help="a few prompts and steps, to try the program")
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True, help="file of JSON lines to append to")
     arguments = parser.parse_args()
     device, small = arguments.device, arguments.small
     gpu = arguments.gpu or (gpu_of(torch.cuda.get_device_name()) if device == "cuda" else "h100")
     folder = resolve_model(arguments.model)
-    report: dict[str, Any] = {"machine": machine(), "gpu": gpu, "model": arguments.model, "device": device}
-    report["equality"] = equality(folder, device, *((2, 16) if small else (24, 48)))
+    sizes = (2, 16) if small else (24, 48)
+    append(arguments.json, {"equality": equality(folder, device, *sizes)})
     settings = [AR, *(setting for masks in MASKS for setting in lookahead_settings(masks))]
     callers = SMALL_CALLERS if small else CALLERS
     count = 4 if small else 24
@@ -224,11 +223,15 @@ def main() -> None:
     network = engine._checkpoint.network
     model = step_model(gpu, network.config, sum(parameter.numel() for parameter in network.parameters()))
     timer = StepTimer(engine)
-    report["steps"] = [steps(timer, model, number, setting, count) for number in callers for setting in settings]
-    sizes = (2, 256, 1) if small else (8, 1024, 6)
-    attentions = ("flex_attention", "sdpa") if device == "cuda" else ("sdpa",)
-    report["training"] = [training(folder, device, attention, *sizes) for attention in attentions]
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    for number in callers:
+        for setting in settings:
+            append(arguments.json, {"step": steps(timer, model, number, setting, count)})
+    rows_of_step = (2, 256, 1) if small else (8, 1024, 6)
+    for attention in ("flex_attention", "sdpa") if device == "cuda" else ("sdpa",):
+        try:
+            append(arguments.json, {"training": training(folder, device, attention, *rows_of_step)})
+        except (RuntimeError, torch.OutOfMemoryError) as error:  # the other attention may still run
+            append(arguments.json, {"training": {"attention": attention, "unavailable": str(error)[-300:]}})
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def attend_piece(
         # For few keys, matrix products are faster on a CPU than the fused kernel, which does not keep the weights.
         weights = torch.baddbmm(hidden, query, key_KCD.transpose(1, 2), alpha=scaling).softmax(dim=-1)
         out = (F.dropout(weights, dropout) if dropout else weights) @ value_KCD
-    return out.view(*query_HQD.shape)
+    return out.reshape(query_HQD.shape)
 
 
 AttentionInterface.register(ATTENTION, attend)

@@ -144,9 +144,14 @@ class TorchRunner:
             self._keeping.remove()
             self._keeping = self._hidden_MH = None
 
-    @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward, which writes the keys and values of all its positions to the cache."""
+        token_M, confidence_M, logits_MV = self.forward(batch)
+        return ForwardOutput(*to_host(token_M, confidence_M), logits_MV, self._hidden_MH)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one forward; return the likeliest tokens, their probabilities and the logits, still on the device."""
         with ExitStack() as acting:
             logits: Tensor = self._network(
                 **self._inputs(batch, acting),
@@ -160,8 +165,7 @@ class TorchRunner:
         logits_MV = logits[0].float()
         logits_MV[:, self._mask_id] = -torch.inf
         top_M, token_M = logits_MV.max(dim=-1)
-        confidence_M = (top_M - logits_MV.logsumexp(dim=-1)).exp()
-        return ForwardOutput(*to_host(token_M, confidence_M), logits_MV, self._hidden_MH)
+        return token_M, (top_M - logits_MV.logsumexp(dim=-1)).exp(), logits_MV
 
     def _inputs(self, batch: ForwardBatch, acting: ExitStack) -> dict[str, Tensor]:
         """Return the token ids of a batch, or its embeddings if there are adapters.

@@ -106,7 +106,7 @@ def _attend(query_HPD: Tensor, keys: Tensor, values: Tensor, view: SlotView, sco
     else:
         capped = (query @ key_KCD.transpose(1, 2) * scores.scaling / scores.softcap).tanh() * scores.softcap
         out = (capped + visible).softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value_KCD
-    return out.view(*query_HPD.shape)
+    return out.reshape(query_HPD.shape)
 
 
 def _mask(hidden_PC: Tensor, dtype: torch.dtype) -> Tensor:
