@@ -1,1 +1,1 @@
-"""Measurements on a GPU, for the first day with one. Nothing here has run on a GPU yet."""
+"""Measurements on a GPU, in a few minutes of it."""

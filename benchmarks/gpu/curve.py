@@ -72,12 +72,12 @@ def median_ms(work: Callable[[], object], device: str) -> float:
             begun_s = time.perf_counter()
             work()
             return 1e3 * (time.perf_counter() - begun_s)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         work()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end)
+        return float(begin.elapsed_time(end))
 
     for _ in range(2):
         once()
@@ -89,7 +89,7 @@ def median_ms(work: Callable[[], object], device: str) -> float:
 
 def graph_of(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Return `work` as a CUDA graph, and what it returns in the graph."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):

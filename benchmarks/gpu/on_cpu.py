@@ -1,6 +1,6 @@
 """Run a module of this folder inside vLLM's CPU build, under Triton's interpreter, to try it without a GPU.
 
-TRITON_INTERPRET=1 python -m benchmarks.gpu.on_cpu benchmarks.gpu.vllm_steps --engine stock --shape tiny --device cpu ...
+TRITON_INTERPRET=1 python -m benchmarks.gpu.on_cpu benchmarks.gpu.run --device cpu --small --json try.jsonl
 """
 
 import runpy

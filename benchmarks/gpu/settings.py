@@ -9,7 +9,7 @@ from mars_ray.engine.kv.cache import kv_shape
 from mars_ray.errors import ConfigError
 from mars_ray.machines.step_model import EFFICIENCIES, GPUS, Network, StepModel
 
-CALLERS = (1, 8, 32, 64, 128)
+CALLERS = (1, 8, 32, 128)
 SMALL_CALLERS = (1, 4)
 MASKS = (3, 7)
 SHAPES: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def step_model(gpu: str, config: PretrainedConfig, parameters: int) -> StepModel
         max_model_len=config.get_text_config().max_position_embeddings,
     )
     name = f"{gpu}/{parameters / 1e6:.0f}M"
-    return StepModel(name=name, gpu=GPUS[gpu], network=network, efficiency=EFFICIENCIES["vllm"])
+    return StepModel(name=name, gpu=GPUS[gpu], network=network, efficiency=EFFICIENCIES["vllm-0.32"])
 
 
 def gpu_of(device_name: str) -> str:

@@ -74,4 +74,3 @@ def engine_options(
     if device == "cuda":
         return options | GRAPHS[graphs]
     return options | {"dtype": "float32", "enforce_eager": True}
-

@@ -1,7 +1,8 @@
 """Model how long a network takes for a step on a GPU: a roofline with an efficiency and an overhead.
 
 A step reads all weights and the cache of its sequences once, and computes with every weight at every position. The step
-takes as long as the slower of reading and computing, divided by the efficiency, plus an overhead. Attention's own
+takes as long as the slower of reading and computing, divided by the efficiency, plus an overhead, but at least as long
+as the processor works on it, which plans a step while the GPU computes another. Attention's own
 operations are left out: at 1,000 tokens a sequence they add 3 % to the operations of Qwen2.5-7B. The known GPUs,
 networks and efficiencies are listed in `figures.yaml`, each with its source.
 """
@@ -64,11 +65,17 @@ class Efficiency(_Figures):
     """The share of a GPU's speed that an engine reaches, and the time that the engine adds to a step."""
 
     share: float = Field(gt=0, le=1)
-    """Share of the GPU's bandwidth and rate that a step reaches."""
+    """Share of the GPU's bandwidth that a step reaches, and of its rate unless `compute_share` says otherwise."""
+    compute_share: float | None = Field(None, gt=0, le=1)
+    """Share of the GPU's rate that a step reaches."""
     overhead_ms: float = Field(ge=0, le=10_000)
     """Milliseconds added to every step."""
     seq_ms: float = Field(ge=0, le=1_000)
     """Milliseconds that each decoding sequence adds to a step."""
+    host_ms: float = Field(0, ge=0, le=10_000)
+    """Milliseconds that the processor works on a step while the GPU computes another: the shortest step."""
+    host_seq_ms: float = Field(0, ge=0, le=1_000)
+    """Milliseconds that each decoding sequence adds to the processor's work."""
     source: str = ""
     """Measurements that the figures were fitted to."""
 
@@ -128,7 +135,8 @@ class StepModel:
         """
         reading_s = self.weights_s + self.kv_token_s * kv_tokens
         computing_s = self.position_s * (positions + prompt_tokens)
-        return max(reading_s, computing_s) + self.overhead_s + self.seq_s * num_seqs
+        gpu_s = max(reading_s, computing_s) + self.overhead_s + self.seq_s * num_seqs
+        return max(gpu_s, self.host_s + self.host_seq_s * num_seqs)
 
     @property
     def notice(self) -> str:
@@ -154,7 +162,8 @@ class StepModel:
     def position_s(self) -> float:
         """Seconds that computing one position takes, at two operations per parameter."""
         tflops = self.gpu.bf16_tflops if self.weights == "bf16" else self.gpu.fp8_tflops or self.gpu.bf16_tflops
-        return 2 * self.network.billion_parameters * 1e9 / (tflops * 1e12 * self.efficiency.share)
+        share = self.efficiency.compute_share or self.efficiency.share
+        return 2 * self.network.billion_parameters * 1e9 / (tflops * 1e12 * share)
 
     @property
     def overhead_s(self) -> float:
@@ -165,6 +174,16 @@ class StepModel:
     def seq_s(self) -> float:
         """Seconds that each decoding sequence adds to a step."""
         return self.efficiency.seq_ms / 1000
+
+    @property
+    def host_s(self) -> float:
+        """Seconds that the processor works on a step without sequences."""
+        return self.efficiency.host_ms / 1000
+
+    @property
+    def host_seq_s(self) -> float:
+        """Seconds that each decoding sequence adds to the processor's work."""
+        return self.efficiency.host_seq_ms / 1000
 
     @property
     def max_kv_tokens(self) -> int:

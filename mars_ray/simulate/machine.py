@@ -31,7 +31,7 @@ class Machine(BaseModel):
     """Maximum number of tokens in one sequence, prompt and output together."""
     step_time: StepTime
     """Linear model of a step, as the engine fits it and reports it to the controller."""
-    roofline: tuple[StepTime, StepTime] | None = None
+    roofline: tuple[StepTime, ...] | None = None
     """Two linear models; a step takes the longer of their times. None means that a step takes `step_time`."""
     profile: tuple[ProfilePoint, ...] = Field(min_length=2)
     """Tokens and positions per forward at each threshold, from threshold 1 downwards."""

@@ -33,6 +33,8 @@ FITTED_TOKENS_PER_SEQ = (128, 512, 2048)
 """Numbers of cached tokens per sequence in the steps to which the linear model is fitted."""
 FITTED_PROMPTS = (0, 256, MAX_PREFILL_TOKENS)
 """Numbers of prompt tokens in the steps to which the linear model is fitted."""
+LEAST_FIXED_S = 1e-9
+"""Lowest time without work, because a line of 0 would not be valid."""
 
 
 def open_machine(name: str | None, card: Path | None = None) -> Machine:
@@ -70,18 +72,17 @@ def modelled_machine(model: StepModel, card: Card | None = None) -> Machine:
     )
 
 
-def roofline(model: StepModel) -> tuple[StepTime, StepTime]:
-    """Return two linear models, one for reading and one for computing. A step takes the longer of the two times."""
-    return (
-        StepTime(fixed_s=model.weights_s + model.overhead_s, seq_s=model.seq_s, kv_token_s=model.kv_token_s),
-        StepTime(
-            # A line with an overhead of 0 would not be valid.
-            fixed_s=max(model.overhead_s, 1e-9),
-            seq_s=model.seq_s,
-            position_s=model.position_s,
-            prompt_token_s=model.position_s,
-        ),
+def roofline(model: StepModel) -> tuple[StepTime, ...]:
+    """Return linear models of reading, computing and the processor's work. A step takes the longest of the times."""
+    reading = StepTime(fixed_s=model.weights_s + model.overhead_s, seq_s=model.seq_s, kv_token_s=model.kv_token_s)
+    computing = StepTime(
+        fixed_s=max(model.overhead_s, LEAST_FIXED_S),
+        seq_s=model.seq_s,
+        position_s=model.position_s,
+        prompt_token_s=model.position_s,
     )
+    host = StepTime(fixed_s=max(model.host_s, LEAST_FIXED_S), seq_s=model.host_seq_s)
+    return reading, computing, host
 
 
 def fitted_step_time(model: StepModel, max_num_seqs: int) -> StepTime:

@@ -1,9 +1,15 @@
 """What the measurements on a GPU compute from their raw figures."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from benchmarks.gpu.equality import TIE, equality
+from benchmarks.gpu.lines import append, read_lines
+from benchmarks.gpu.run import TOKENS_PER_SEQ, main, modelled_s
 from benchmarks.gpu.settings import gpu_of, step_model
-from benchmarks.gpu.vllm_part import TIE, equality, predictions
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model as named_model
 from tests.factories.engine import bundled_checkpoint
@@ -30,18 +36,48 @@ def test_a_device_without_a_data_sheet_is_refused_by_name() -> None:
 
 
 def test_answers_are_equal_or_differ_first_at_a_tie_or_elsewhere() -> None:
-    stock = {"answers": {"ar": [[1, 2], [1, 2], [1, 2]]}, "gaps": [[9.0, 9.0], [9.0, TIE / 2], [9.0, 9.0]]}
-    mars = {"answers": {"exact K 3": [[1, 2], [1, 3], [1, 3]]}}
-    reports = {"stock": stock, "mars K 3": mars, "ngram": {"unavailable": "no"}}
-    assert equality(reports) == {"mars K 3: exact K 3": {"equal": 1, "tied": 1, "other": 1}}
+    stock = {
+        "engine": "stock",
+        "setting": "ar",
+        "answers": [[1, 2]] * 3,
+        "gaps": [[9.0, 9.0], [9.0, TIE / 2], [9.0, 9.0]],
+    }
+    mars = {"engine": "mars-3", "setting": "exact K 3", "answers": [[1, 2], [1, 3], [1, 3]]}
+    assert equality([stock, mars, {"name": "ngram", "unavailable": "no"}]) == {
+        "mars-3: exact K 3": {"equal": 1, "tied": 1, "other": 1}
+    }
 
 
-def test_a_prediction_counts_all_positions_of_a_step_and_the_measured_tokens() -> None:
+def test_a_modelled_step_reads_the_cache_of_all_requests() -> None:
     model = named_model("h100/qwen2.5-7b")
-    row = {"setting": "exact K 3", "callers": 32, "tokens_per_s": 1.0, "tokens_per_step": 2.0}
-    [predicted] = predictions({"mars K 3": {"masks": 3, "speed": [row]}}, model, tokens_per_seq=100)
-    step_s = model.seconds(num_seqs=32, positions=32 * 7, kv_tokens=3200, prompt_tokens=0)
-    assert predicted["modelled_tokens_per_s"] == pytest.approx(64 / step_s)
+    expected_s = model.seconds(num_seqs=32, positions=32 * 7, kv_tokens=32 * TOKENS_PER_SEQ, prompt_tokens=0)
+    assert modelled_s(model, 32, 32 * 7) == pytest.approx(expected_s)
+
+
+def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.jsonl"
+    append(file, {"callers": 1})
+    with file.open("a") as lines:
+        lines.write('{"callers": 8, "step')
+    assert read_lines(file) == [{"callers": 1}]
+
+
+@pytest.mark.parametrize("engines", ["mars-0", "mars-x", "eagle", "stock,mars-64"])
+def test_an_unknown_engine_is_refused_by_name(engines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["run", "--engines", engines, "--json", str(tmp_path / "gpu.jsonl")])
+    with pytest.raises(ConfigError, match=engines.split(",")[-1]):
+        main()
+
+
+def test_a_measurement_without_vllm_is_reported_and_the_others_run(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "gpu.jsonl"
+    words = ["--device", "cpu", "--small", "--part", "steps", "--part", "curve", "--engines", "stock"]
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu.run", *words, "--json", str(file)], check=True)
+    lines = read_lines(file)
+    assert [line["name"] for line in lines if "unavailable" in line] == ["steps-tiny-stock"]
+    assert any("eager_ms" in line for line in lines)
 
 
 def test_the_step_model_has_the_shape_of_the_network() -> None:

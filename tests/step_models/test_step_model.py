@@ -114,7 +114,7 @@ def test_a_file_may_name_what_is_known_and_may_be_json(tmp_path: Path) -> None:
     [
         ("h300/qwen2.5-7b", ["gpu 'h300' is unknown", "h200, h100, a100-80g"]),
         ("h200/gpt-5", ["network 'gpt-5' is unknown", "qwen2.5-7b"]),
-        ("h200/qwen2.5-7b/sglang", ["efficiency 'sglang' is unknown", "vllm, paper"]),
+        ("h200/qwen2.5-7b/sglang", ["efficiency 'sglang' is unknown", "vllm, vllm-0.32, paper"]),
         ("h200", ["machine 'h200' is unknown", "GPU/NETWORK", "qwen3-4b"]),
         ("", ["machine '' is unknown"]),
         ("h200//vllm", ["machine 'h200//vllm' is unknown"]),
@@ -167,3 +167,25 @@ def test_a_file_that_is_no_mapping_of_parts_is_named(tmp_path: Path, text: str, 
     path.write_text(text)
     with pytest.raises(ConfigError, match=part):
         step_model(str(path))
+
+
+def test_a_step_takes_at_least_the_work_of_the_processor(tmp_path: Path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(yaml.safe_dump(FILE | {"efficiency": EFFICIENCY | {"host_ms": 10, "host_seq_ms": 1}}))
+    assert plain(step_model(str(path)), num_seqs=3) == pytest.approx(0.013)
+
+
+def test_computing_has_a_share_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(yaml.safe_dump(FILE | {"efficiency": EFFICIENCY | {"compute_share": 0.25}}))
+    assert plain(step_model(str(path)), positions=2000) == pytest.approx(2000 * 2e9 / 0.25e14 + 0.003 + 0.00025)
+
+
+@pytest.mark.parametrize(
+    ("network", "callers", "measured_ms"),
+    [("0.5b", 1, 1.53), ("0.5b", 32, 2.85), ("7b", 1, 4.87), ("7b", 32, 5.17), ("7b", 128, 6.05)],
+)
+def test_the_profile_of_our_own_run_gives_its_steps(network: str, callers: int, measured_ms: float) -> None:
+    model = step_model(f"h200/qwen2.5-{network}/vllm-0.32")
+    seconds = plain(model, num_seqs=callers, positions=callers, kv_tokens=160 * callers)
+    assert seconds == pytest.approx(measured_ms / 1000, rel=0.2)
