@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import assert_type
 
+import psutil
 import pytest
 import ray
 
@@ -108,7 +109,8 @@ def test_a_call_that_finds_the_actor_ended_starts_another(client: MakeClient) ->
     async def use() -> None:
         counter = client()
         process = await counter.process()
-        ray.kill(ray.get_actor(counter.name, namespace=NAMESPACE))
+        ray.kill(ray.get_actor(counter.name, namespace=NAMESPACE))  # returns before the process has ended
+        await asyncio.to_thread(psutil.Process(process).wait, 30)
         assert await counter.process() != process
         assert await counter.add(1) == 1
 
