@@ -17,6 +17,8 @@ from mars_ray.model.sources.cache import made_once
 INSTALL = "pip install 'mars-ray[peers-llama-cpp]'"
 FORMATS = {"F16": 16, "Q8_0": 8, "Q4_0": 4}
 """Compared formats of the weights, and their bits."""
+LEAST_BATCH = 16
+"""Positions per sequence for which a step has room, at least."""
 ROUND = 32
 """Cells of the cache per sequence are rounded up to a multiple of this, as llama.cpp requires."""
 
@@ -76,12 +78,12 @@ class LlamaCpp:
         settings = self._api.llama_context_default_params()
         settings.n_seq_max = rows
         settings.n_ctx = rows * -(-(prompt + answer) // ROUND) * ROUND
-        settings.n_batch = rows * prompt
+        settings.n_batch = rows * max(prompt, LEAST_BATCH)
         settings.n_threads = settings.n_threads_batch = self._threads
         self._context = self._api.llama_init_from_model(self._model, settings)
         if not self._context:
             raise PeerUnavailableError(f"llama.cpp cannot make a context for {rows} sequences")
-        self._batch = self._api.llama_batch_init(rows * prompt, 0, 1)
+        self._batch = self._api.llama_batch_init(rows * max(prompt, LEAST_BATCH), 0, 1)
         self._shape = shape
 
     def _free_context(self) -> None:
@@ -113,6 +115,81 @@ class LlamaCpp:
         return int(logits_V.argmax())
 
 
+class LlamaCppLookup(LlamaCpp):
+    """llama.cpp with prompt lookup: drafts are what followed the latest place of the last tokens, as its example does.
+
+    llama.cpp's own program answers one request at a time; here all sequences of a step share a `llama_decode`.
+    """
+
+    GRAMS, DRAFTS = (4, 3, 2), 8
+    """Lengths of the matches, and most drafts of a step."""
+
+    def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
+        """Answer all `prompts` together with `tokens` tokens each."""
+        longest = max(map(len, prompts))
+        self._prepare((len(prompts), longest, tokens + self.DRAFTS))
+        memory = self._api.llama_get_memory(self._context)
+        started_s = time.perf_counter()
+        flat = [(row, position, token) for row, prompt in enumerate(prompts) for position, token in enumerate(prompt)]
+        ends = [len(prompt) - 1 for prompt in prompts]
+        first = self._step(flat, [position == ends[row] for row, position, _ in flat])
+        texts = [_Text(prompt, self.GRAMS) for prompt in prompts]
+        for text, token in zip(texts, first, strict=True):
+            text.add(token)
+        read_s = time.perf_counter()
+        forwards = 0
+        while open_rows := [row for row, text in enumerate(texts) if len(text.tokens) < len(prompts[row]) + tokens]:
+            drafts = [texts[row].continuation(self.DRAFTS) for row in open_rows]
+            inputs = [
+                (row, len(texts[row].tokens) - 1 + place, token)
+                for row, draft in zip(open_rows, drafts, strict=True)
+                for place, token in enumerate([texts[row].tokens[-1], *draft])
+            ]
+            chosen = iter(self._step(inputs, [True] * len(inputs)))
+            forwards += 1
+            for row, draft in zip(open_rows, drafts, strict=True):
+                after = [next(chosen) for _ in range(len(draft) + 1)]
+                right = next((place for place, token in enumerate(draft) if token != after[place]), len(draft))
+                for token in after[: right + 1]:
+                    texts[row].add(token)
+                self._api.llama_memory_seq_rm(memory, row, len(texts[row].tokens) - 1, -1)
+        ended_s = time.perf_counter()
+        return TimedAnswers(
+            tokens=[
+                text.tokens[len(prompt) : len(prompt) + tokens] for prompt, text in zip(prompts, texts, strict=True)
+            ],
+            prompt_seconds=read_s - started_s,
+            decode_seconds=ended_s - read_s,
+            forwards=forwards,
+        )
+
+
+class _Text:
+    """Tokens of a prompt and its answer, with the latest place after each n-gram."""
+
+    def __init__(self, prompt: Sequence[int], grams: Sequence[int]) -> None:
+        self._grams = grams
+        self._after: dict[tuple[int, ...], int] = {}
+        self.tokens: list[int] = []
+        for token in prompt:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Append a token; its place follows the n-grams that ended before it."""
+        for length in self._grams:
+            if len(self.tokens) >= length:
+                self._after[tuple(self.tokens[-length:])] = len(self.tokens)
+        self.tokens.append(token)
+
+    def continuation(self, most: int) -> list[int]:
+        """Return up to `most` tokens that followed the longest n-gram that ends the text."""
+        for length in self._grams:
+            start = self._after.get(tuple(self.tokens[-length:]))
+            if start is not None:
+                return self.tokens[start : start + most]
+        return []
+
+
 def llama_cpp_peers(folder: Path, threads: int, never_id: int) -> list[LlamaCpp]:
     """Return llama.cpp with the model in `folder` in each format. Raises a `PeerUnavailableError` with the reason.
 
@@ -120,6 +197,18 @@ def llama_cpp_peers(folder: Path, threads: int, never_id: int) -> list[LlamaCpp]
     """
     _api()
     return [LlamaCpp(quantised_file(folder, kind), kind, threads, never_id) for kind in FORMATS]
+
+
+def lookup_peers(folder: Path, threads: int, never_id: int) -> tuple[LlamaCpp, LlamaCppLookup]:
+    """Return llama.cpp with the model in `folder` in 16 bits, without and with prompt lookup.
+
+    Raises a `PeerUnavailableError` with the reason.
+    """
+    _api()
+    file = quantised_file(folder, "F16")
+    plain, lookup = LlamaCpp(file, "F16", threads, never_id), LlamaCppLookup(file, "F16", threads, never_id)
+    lookup.name += " lookup"
+    return plain, lookup
 
 
 def quantised_file(folder: Path, kind: str) -> Path:

@@ -1,4 +1,4 @@
-"""Run our engine like the others: mode `ar`, with prompts read in one step if the limits allow it."""
+"""Run our engine like the others, with prompts read in one step if the limits allow it."""
 
 import time
 from collections.abc import Sequence
@@ -22,8 +22,11 @@ class OwnEngine:
     Raises a `ModelError` if the model cannot be quantised.
     """
 
-    def __init__(self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None) -> None:
-        self.name = f"mars-ray {quantize or 'bfloat16'}"
+    def __init__(
+        self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None, mode: Mode = Mode.AR
+    ) -> None:
+        self.name = f"mars-ray {quantize or 'bfloat16'}" + (f" {mode}" if mode is not Mode.AR else "")
+        self._mode = mode
         self.bits = BITS[quantize]
         options = EngineOptions(max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize)
         began_s = time.perf_counter()
@@ -37,7 +40,7 @@ class OwnEngine:
         started_s = time.perf_counter()
         read_s: float | None = None
         requests = (
-            Request(id=str(number), prompt=tuple(prompt), sampling=sampling, decode=DecodeParams(mode=Mode.AR))
+            Request(id=str(number), prompt=tuple(prompt), sampling=sampling, decode=DecodeParams(mode=self._mode))
             for number, prompt in enumerate(prompts)
         )
         answers: list[list[int]] = [[] for _ in prompts]

@@ -15,16 +15,17 @@ MOST_ROWS = 64
 
 
 class VLLM:
-    """vLLM with the model in `folder` in bfloat16, on `threads` threads.
+    """vLLM with the model in `folder` in bfloat16, on `threads` threads, with `speculation` as its configuration.
 
     Its process ends with this one. Raises a `PeerUnavailableError` with the reason if it does not start.
     """
 
-    name = "vllm bfloat16"
     bits = 16
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, speculation: dict[str, Any] | None = None) -> None:
+        self.name = f"vllm {speculation['method']}" if speculation else "vllm bfloat16"
         command = [str(PYTHON), "-P", str(SERVER), str(folder), str(threads), str(MOST_ROWS)]
+        command += [json.dumps(speculation)] if speculation else []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.load_seconds: float = self._read()["load_seconds"]
 

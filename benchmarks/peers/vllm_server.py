@@ -1,6 +1,8 @@
 """Answer prompts with vLLM's offline engine: lines of JSON in, lines of JSON out.
 
-    .venv-vllm/bin/python -P benchmarks/peers/vllm_server.py FOLDER THREADS ROWS
+    .venv-vllm/bin/python -P benchmarks/peers/vllm_server.py FOLDER THREADS ROWS [SPECULATION]
+
+SPECULATION is vLLM's `speculative_config` as JSON.
 
 It runs in vLLM's environment, so it imports nothing of mars-ray. With `-P` the file `vllm.py` beside it does not hide
 vLLM. A line `{"prompts": [[1, 2]], "tokens": 64}` is answered with the fields of `TimedAnswers`. The first line out is
@@ -37,9 +39,10 @@ def main() -> None:
         dtype="bfloat16",
         max_num_seqs=rows,
         max_num_batched_tokens=PROMPT_TOKENS,
-        max_model_len=1024,
+        max_model_len=2048,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
+        speculative_config=json.loads(sys.argv[4]) if len(sys.argv) > 4 else None,
     )
     _answer(llm.llm_engine, {"prompts": [[1, 2, 3]], "tokens": 2})
     _write(lines, {"load_seconds": time.perf_counter() - began_s})

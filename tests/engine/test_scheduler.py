@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from mars_ray.engine.drafting.text_drafter import TextDraft
 from mars_ray.engine.kv.slot_allocator import FIRST_WIDTH, SlotAllocator
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
@@ -314,6 +315,20 @@ def test_a_prompt_waits_for_a_neighbour_that_is_reading_the_same_one() -> None:
     commit([ScheduledSequence(first, 42)])
     assert tokens_of(scheduler.schedule(masks_for)) == [(first, 1), (second, 1)]
     assert second.num_cached_tokens == 101 >= WORTH_WAITING_TOKENS
+
+
+def test_drafts_from_text_are_given_up_before_a_sequence_loses_its_slot_for_them() -> None:
+    scheduler = make_scheduler(
+        SlotAllocator(max_tokens=2 * FIRST_WIDTH, max_slots=2, max_model_len=2 * FIRST_WIDTH), max_prefill_tokens=1000
+    )
+    old, young = sequence_of([1] * (FIRST_WIDTH - 4)), sequence_of([2] * 20)
+    scheduler.add([old, young])
+    commit(scheduler.schedule(masks_for))
+    text = TextDraft([1] * 9, [0.9] * 9, [(1.0,)] * 9)
+    old.drafts = Drafts(text.tokens, text.confidences, text)
+    assert tokens_of(scheduler.schedule(masks_for)) == [(old, 1), (young, 1)]
+    assert scheduler.preemptions == 0
+    assert not old.drafts.tokens
 
 
 def test_the_youngest_gives_its_slot_back_when_slots_must_grow_and_goes_first_when_there_is_room() -> None:

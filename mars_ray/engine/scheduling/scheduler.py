@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
-from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
 from mars_ray.engine.service_class import ServiceClass
 
@@ -145,6 +145,7 @@ class Scheduler:
 
     def schedule(self, masks_for: MasksFor) -> list[ScheduledSequence]:
         """Return the batch of the next step, decoding sequences first. It is empty if there is nothing to do."""
+        self._give_up_drafts(masks_for)
         masks_for = cache(masks_for)  # each admission needs the masks of all running sequences
         self._make_room(masks_for)
         self._make_way(masks_for)
@@ -170,6 +171,14 @@ class Scheduler:
             self._ran_s[self._priority(scheduled.sequence)] = self._clock()
             self.waiting.served(scheduled.sequence.service_class, scheduled.num_tokens)
         return sorted(batch, key=lambda scheduled: not scheduled.is_decode)
+
+    def _give_up_drafts(self, masks_for: MasksFor) -> None:
+        """Drop drafts from text if their columns would cost a sequence its slot."""
+        drafting = [sequence for sequence in self.running if sequence.drafts.text]
+        length = max((_reach(sequence, masks_for) for sequence in drafting), default=0)
+        if length > self._slots.width and len(self.running) > self._slots.slots_at(length):
+            for sequence in drafting:
+                sequence.drafts = Drafts()
 
     def _make_room(self, masks_for: MasksFor) -> None:
         """Widen the slots for this step, and preempt the youngest sequences until the remaining slots suffice."""
