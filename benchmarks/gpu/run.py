@@ -179,8 +179,9 @@ def show(lines: list[dict[str, Any]], gpu: str, model: StepModel) -> None:
             console.print(f"{line['gpu']}: {ceilings}", markup=False)
         elif "equality" in line:
             console.print(f"torch runner, equal answers: {line['equality']}", markup=False)
-    console.print(step_table(lines, gpu))
-    console.print(answer_table(lines, model))
+    for table in (step_table(lines, gpu), answer_table(lines, model)):
+        if table.row_count:
+            console.print(table)
     for name, counts in equality(lines).items():
         console.print(f"{name}: {counts}", markup=False)
 
