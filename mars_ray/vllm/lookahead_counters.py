@@ -1,15 +1,12 @@
 """Count on the device what lookahead gains: tokens, drafts, and confidences at masks, for a controller and metrics.
 
-Letters: R requests of a step, K masks of the full block, G thresholds of the grid.
+Letters: S slots, C columns, K masks of the full block, G thresholds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-from mars_ray.vllm.step_layout import StepLayout
-from mars_ray.vllm.step_outcome import StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +33,20 @@ class LookaheadRecord:
 
 
 class LookaheadCounters:
-    """Counts of one worker. Adding a step needs no synchronisation with the device."""
+    """Counts of one worker, by slot, so that the kernel that counts a step needs no atomic operations."""
 
-    def __init__(self, masks: int, thresholds: Sequence[float], device: torch.device) -> None:
+    def __init__(self, masks: int, slots: int, thresholds: Sequence[float], device: torch.device) -> None:
         self._thresholds = tuple(thresholds)
-        self._threshold_G = torch.tensor(self._thresholds, device=device)
-        self._sums = torch.zeros(6, dtype=torch.int64, device=device)
-        self._looked_K = torch.zeros(masks, dtype=torch.int64, device=device)
-        self._passed_GK = torch.zeros(len(self._thresholds), masks, dtype=torch.int64, device=device)
-
-    def add(self, layout: StepLayout, outcome: StepOutcome) -> None:
-        """Count one step."""
-        samples_R = layout.samples_R
-        counts = (samples_R, outcome.num_sampled_R, outcome.accepted_R, layout.drafts_R, outcome.right_R, layout.rows_R)
-        self._sums += torch.stack([count_R.where(samples_R, 0).sum() for count_R in counts])
-        is_read_RK = ~outcome.mask_confidence_RK.isnan()
-        self._looked_K += is_read_RK.sum(dim=0)
-        passes_GRK = outcome.mask_confidence_RK[None] >= self._threshold_G[:, None, None]
-        self._passed_GK += passes_GRK.long().cumprod(dim=2).sum(dim=1)
+        self.threshold_G = torch.tensor([*thresholds, 0.0], device=device)
+        """Thresholds of the grid, and 0, which every mask reaches that is read."""
+        self.sum_SC = torch.zeros(slots, 6, dtype=torch.int64, device=device)
+        """The first six numbers of a record."""
+        self.passed_SGK = torch.zeros(slots, len(self.threshold_G), masks, dtype=torch.int64, device=device)
 
     def record(self) -> LookaheadRecord:
         """Return the counts, after the steps in flight."""
-        forwards, tokens, accepted, drafts, right, positions = self._sums.tolist()
+        forwards, tokens, accepted, drafts, right, positions = self.sum_SC.sum(dim=0).tolist()
+        *passed, looked = map(tuple, self.passed_SGK.sum(dim=0).tolist())
         return LookaheadRecord(
             forwards=forwards,
             tokens=tokens,
@@ -66,6 +55,6 @@ class LookaheadCounters:
             right=right,
             positions=positions,
             thresholds=self._thresholds,
-            looked=tuple(self._looked_K.tolist()),
-            passed=tuple(map(tuple, self._passed_GK.tolist())),
+            looked=looked,
+            passed=tuple(passed),
         )

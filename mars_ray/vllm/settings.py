@@ -11,7 +11,7 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.errors import ConfigError, ModelError, problems_of
 from mars_ray.model.card import CARD_FILE, read_card
-from mars_ray.vllm.step_layout import draft_positions
+from mars_ray.vllm.step_rule import draft_positions
 
 KEY = "mars"
 """Key of the settings in `--additional-config`."""
@@ -61,9 +61,9 @@ class VllmSettings(BaseModel):
         return self.block - 1
 
     @property
-    def mask_ids(self) -> list[int]:
-        """Token ids of the masks of a request; consecutive for an adapter, which has an embedding for each mask."""
-        return [self.mask_id + (mask if self.adapter else 0) for mask in range(self.masks)]
+    def mask_step(self) -> int:
+        """Difference of the ids of a request's neighbouring masks. An adapter has an embedding for each mask."""
+        return 1 if self.adapter else 0
 
     @property
     def draft_positions(self) -> int:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from mars_ray.method.acceptance import confidence
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import last_logits
-from mars_ray.vllm.step_outcome import LEAST_LIKELY
+from mars_ray.vllm.step_rule import LEAST_LIKELY
 
 Choices = Callable[[list[int], int], list[tuple[int, float]]]
 """Returns the most likely token after each of the last `count` ids, and its probability."""

@@ -45,12 +45,11 @@ def test_the_log_tells_how_each_forward_came_to_its_tokens(
 
 def test_a_full_log_keeps_the_latest_forwards() -> None:
     network = MadeUpNetwork(seed=1, skill=1.0)
-    requests = [PagedRequest([number], 3, 1.0, 4) for number in range(5)]
     log = ForwardLog(masks=3, slots=5, device=torch.device("cpu"))
-    steps = CAPACITY // 5 + 2
-    for _ in range(steps):
+    for number in range(CAPACITY // 5 + 2):
+        requests = [PagedRequest([number], 3, 1.0 - number / 1000, 4) for _ in range(5)]
         step(network, requests, 3, log)
-        requests = [PagedRequest([number], 3, 1.0, 4) for number in range(5)]
-    kept = len(log.drain())
-    assert 0 < kept <= CAPACITY
+    thresholds = [forward.threshold for forward in log.drain()]
+    assert len(thresholds) == CAPACITY
+    assert thresholds == sorted(thresholds, reverse=True)
     assert log.drain() == []

@@ -40,8 +40,7 @@ METHODS = {
 """First parameters of methods."""
 ATTRIBUTES = {
     "v1/worker/gpu/input_batch.py": {
-        "InputBatch": "req_ids num_reqs num_tokens num_draft_tokens idx_mapping input_ids query_start_loc "
-        "logits_indices cu_num_logits cu_num_logits_np expanded_local_pos"
+        "InputBatch": "req_ids num_tokens num_draft_tokens idx_mapping input_ids query_start_loc cu_num_logits"
     },
     "v1/worker/gpu/states.py": {"RequestState": "num_computed_tokens total_len all_token_ids"},
     "v1/worker/gpu/sample/output.py": {"SamplerOutput": "sampled_token_ids logprobs_tensors num_sampled num_rejected"},

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mars_ray.vllm.forward_log import ForwardLog
-from mars_ray.vllm.step_layout import draft_positions, fed_ids, lay_out
-from mars_ray.vllm.step_outcome import StepPredictions, take
+from mars_ray.vllm.step_rule import draft_positions
 from tests.vllm.causal_reference import decode_causally
+from tests.vllm.step_reference import StepPredictions, add_to_log, fed_ids, lay_out, take
 
 VOCABULARY = 5
 MASK = VOCABULARY
@@ -58,7 +58,7 @@ class PagedRequest:
 
 def step(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, log: ForwardLog | None = None) -> None:
     """One step of all requests: those that read their prompt get `chunk` positions, the others their full width."""
-    masks = log.masks if log else max(request.block for request in requests) - 1
+    masks = log.confidence_SK.shape[1] if log else max(request.block for request in requests) - 1
     reads = [len(request.cache) < len(request.prompt) for request in requests]
     positions = [
         min(chunk, len(request.prompt) - len(request.cache)) if reading else 1 + draft_positions(request.block)
@@ -96,7 +96,7 @@ def step(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, log: 
     threshold_R = torch.tensor([request.threshold for request in requests])
     outcome = take(layout, predictions, drafts_RK, threshold_R)
     if log:
-        log.add(torch.arange(len(requests)), layout, ids_RQ, threshold_R, predictions, outcome)
+        add_to_log(log, torch.arange(len(requests)), layout, ids_RQ, threshold_R, predictions, outcome)
     for row, request in enumerate(requests):
         sampled, rejected = int(outcome.num_sampled_R[row]), int(outcome.num_rejected_R[row])
         request.cache += fed[row][: positions[row] - rejected]

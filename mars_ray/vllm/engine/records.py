@@ -10,8 +10,7 @@ from scipy.optimize import nnls
 from mars_ray.engine.stats.profile import Profile, ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.vllm.forward_log import LoggedForward
-from mars_ray.vllm.step_layout import draft_positions
-from mars_ray.vllm.step_outcome import LEAST_LIKELY
+from mars_ray.vllm.step_rule import LEAST_LIKELY, draft_positions
 
 
 class Records:

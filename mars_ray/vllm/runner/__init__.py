@@ -1,1 +1,1 @@
-"""Subclasses of vLLM's classes. Besides them only `vllm/engine/llm_engine` imports vLLM."""
+"""Subclasses of vLLM's classes, and kernels. Besides them only `vllm/engine/llm_engine` imports vLLM."""

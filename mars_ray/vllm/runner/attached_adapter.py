@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.sampler_head import likeliest
-from mars_ray.vllm.step_layout import StepLayout
+from mars_ray.vllm.runner.kernels.layout import StepLayout
 
 
 class AttachedAdapter:

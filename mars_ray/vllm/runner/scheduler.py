@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from mars_ray.vllm.request_lookahead import lookahead_of
 from mars_ray.vllm.runner.model_config import settings_of
-from mars_ray.vllm.step_layout import draft_positions
+from mars_ray.vllm.step_rule import draft_positions
 from mars_ray.vllm.sure_tokens import SureTokens
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from mars_ray.vllm.step_outcome import StepPredictions, take
+from mars_ray.vllm.runner.kernels.confidence import find_most_likely
 
 if TYPE_CHECKING:
     from mars_ray.vllm.runner.model_state import MarsModelState, StepInFlight
@@ -38,42 +38,28 @@ class StepSampler:
         if step is None:
             return self._stock(logits, input_batch)
         if adapter is not None:
-            start_R = input_batch.cu_num_logits[: input_batch.num_reqs].long()
+            start_R = step.batch.row_start_R[:-1].long()
             adapter.correct(logits, step.layout, start_R, self._state.settings.masks)
-        best_N, argmax_N = logits.max(dim=-1)
-        confidence_N = (best_N.float() - logits.float().logsumexp(dim=-1)).exp()
+        likely = find_most_likely(logits, step.batch, step.layout, 1 + self._state.settings.draft_positions)
         stock = self._stock(logits, input_batch)
-        token_N = stock.sampled_token_ids[:, 0]
-        width = int((input_batch.cu_num_logits_np[1:] - input_batch.cu_num_logits_np[:-1]).max())
-        predictions = StepPredictions(
-            _by_request(step, token_N, width),
-            _by_request(step, confidence_N, width),
-            _by_request(step, token_N == argmax_N, width),
-        )
-        outcome = take(step.layout, predictions, step.drafts_RK, step.threshold_R)
-        self._state.end_step(predictions, outcome)
+        outcome = self._state.end_step(step, stock.sampled_token_ids, likely)
         return replace(
             stock,
             sampled_token_ids=outcome.token_RQ,
-            logprobs_tensors=_shifted(stock.logprobs_tensors, outcome.first_row_R[step.request_N]),
-            num_sampled=outcome.num_sampled_R.int(),
-            num_rejected=outcome.num_rejected_R.int(),
+            logprobs_tensors=_shifted(stock.logprobs_tensors, step),
+            num_sampled=outcome.num_sampled_R,
+            num_rejected=outcome.num_rejected_R,
         )
 
 
-def _by_request(step: StepInFlight, values_N: Tensor, width: int) -> Tensor:
-    """Return values of rows as [R, Q], with zeros after each request's rows."""
-    values_RQ = values_N.new_zeros(step.slot_R.shape[0], width)
-    values_RQ[step.request_N, step.column_N] = values_N
-    return values_RQ
-
-
-def _shifted(logprobs: Any, first_row_N: Tensor) -> Any:
+def _shifted(logprobs: Any, step: StepInFlight) -> Any:
     """Return log-probabilities whose rows begin with the first kept token of each request."""
     if logprobs is None:
         return None
-    rows = first_row_N.shape[0]
-    row_N = (torch.arange(rows, device=first_row_N.device) + first_row_N).clamp(max=rows - 1)
+    rows = logprobs.logprobs.shape[0]
+    first_R = (step.layout.known_R - 1).clamp(min=0)
+    first_N = first_R.repeat_interleave(step.batch.row_start_R.diff(), output_size=rows)
+    row_N = (torch.arange(rows, device=first_N.device) + first_N).clamp(max=rows - 1)
     return logprobs._replace(
         logprob_token_ids=logprobs.logprob_token_ids[row_N],
         logprobs=logprobs.logprobs[row_N],

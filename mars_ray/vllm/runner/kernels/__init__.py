@@ -1,0 +1,1 @@
+"""The rule of a step as Triton kernels."""
