@@ -29,7 +29,7 @@ MarsRayError
     ├── ServeError            the endpoint did not start
     ├── UnavailableError      a request cannot be answered at the moment
     ├── ReplicaLostError      the replica that served a request died
-    ├── EngineHungError       an engine hung because of this request
+    ├── EngineHungError       an engine hung, and only this request can be the cause
     └── InterruptedRunError   the user stopped the work; it can resume    exit code 130, 143 for SIGTERM
 """
 
@@ -182,7 +182,7 @@ class ReplicaLostError(RunError):
 
 
 class EngineHungError(RunError):
-    """An engine hung, and only this request can be the cause. The request must not be sent to another engine."""
+    """An engine hung, and only this request can be the cause. The request may be tried once more, in case it is not."""
 
 
 class InterruptedRunError(RunError):

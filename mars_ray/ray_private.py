@@ -118,6 +118,13 @@ async def broadcast(handle: Any, method: str, *args: Any, within_s: float) -> As
                 result.cancel()
 
 
+def is_sent(response: Any) -> bool:
+    """Return whether a replica has taken a handle call. The public interface does not tell this from a call that waits
+    for a replica."""
+    future = response._replica_result_future
+    return bool(future.done())
+
+
 @contextmanager
 def fresh_request_id() -> Iterator[None]:
     """Give a handle call made within the block its own request id.

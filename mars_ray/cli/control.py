@@ -159,9 +159,19 @@ def _tables(status: dict[str, Any]) -> list[Table]:
             _shown(point and point["agreement"], ".4f"),
             f"{replica['age_s']:.1f} s ago",
         )
-    replicas.caption = escape(status["notice"]) or None
+    notes = [note for replica in status["replicas"] for note in _engine_notes(replica["replica"], replica["state"])]
+    replicas.caption = escape("\n".join(filter(None, [*notes, status["notice"]]))) or None
     replicas.caption_justify = "left"
     return [classes, replicas, *_prices(status)]
+
+
+def _engine_notes(replica: str, state: dict[str, Any]) -> list[str]:
+    """Return a line about an engine that does not work now, and one about its processes that were replaced."""
+    restarts = ", ".join(f"{restarts['count']} {restarts['reason']}" for restarts in state["restarts"])
+    return [
+        *([f"{replica}: {state['obstacle']}"] if state["obstacle"] else []),
+        *([f"{replica}: processes replaced: {restarts}"] if restarts else []),
+    ]
 
 
 def _prices(status: dict[str, Any]) -> list[Table]:

@@ -100,10 +100,12 @@ def _check(rule: _Rule, path: str, value: Any) -> None:
             return
         for index, item in enumerate(value):
             _check(rule, f"{path}[{index}]", item)
+    elif value is None and rule.optional:
+        return
     elif rule.name:
         if not isinstance(value, str) or not value:
             raise ReportError(f"{path} is {value!r}; it must be a name.")
-    elif value is not None or not rule.optional:
+    else:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_number and 0 <= value <= rule.most and math.isfinite(value)):
             allowed = "from 0 to 1" if rule.most == 1 else "a finite number, at least 0"

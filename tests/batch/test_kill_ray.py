@@ -59,18 +59,18 @@ def _session(process: psutil.Process) -> int:
         return -1
 
 
-def rows_in(source: Path) -> None:
-    source.write_text("".join(json.dumps({"id": f"row-{n}", "prompt": f"say {n}"}) + "\n" for n in range(ROWS)))
+def rows_in(source: Path, rows: int = ROWS) -> None:
+    source.write_text("".join(json.dumps({"id": f"row-{n}", "prompt": f"say {n}"}) + "\n" for n in range(rows)))
 
 
-def check(output: Path, last: "subprocess.Popen[str]", runs: int) -> None:
+def check(output: Path, last: "subprocess.Popen[str]", runs: int, rows: int = ROWS) -> None:
     """Let the last run end, and find every row once."""
     said, _ = last.communicate(timeout=SECONDS)
     assert last.returncode == 0, said
     ids = Counter(pq.read_table(output / "rows")["id"].to_pylist())
-    assert ids == Counter({f"row-{n}": 1 for n in range(ROWS)})
+    assert ids == Counter({f"row-{n}": 1 for n in range(rows)})
     report = json.loads((output / "report.json").read_text())
-    assert (report["rows"], report["runs"], report["status"]) == (ROWS, runs, "complete")
+    assert (report["rows"], report["runs"], report["status"]) == (rows, runs, "complete")
 
 
 def test_every_row_is_there_once_after_a_kill_ctrl_c_and_sigterm(model_folder: Path, tmp_path: Path) -> None:
@@ -104,3 +104,14 @@ def test_a_decoder_that_is_killed_is_replaced(model_folder: Path, tmp_path: Path
     until(1, output, job)
     next(each for each in psutil.Process(job.pid).children(recursive=True) if "Decoder" in each.name()).kill()
     check(output, job, runs=1)
+
+
+def test_an_engine_that_is_stopped_is_replaced(model_folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out"
+    rows_in(source, 1200)
+    job = start(source, output, model_folder)
+    until(200, output, job)  # by now its step times are known
+    next(
+        each for each in psutil.Process(job.pid).children(recursive=True) if each.name() == "mars-ray-engine"
+    ).suspend()
+    check(output, job, runs=1, rows=1200)

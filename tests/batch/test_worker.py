@@ -1,6 +1,8 @@
 """Rows through a real engine process, which is killed for some of them."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -19,6 +21,7 @@ from mars_ray.errors import BadRecordError, ModelError, ReplicaLostError, RunErr
 from tests.factories.engine import engine_spec
 
 POISON = ord("!")
+STALL_SECONDS = 4.0
 
 
 class Letters:
@@ -59,13 +62,33 @@ class Mortal(AsyncEngine):
                 yield chunk
 
 
-def answered(folder: Path, raws: list[bytes], repeated: Sequence[int] = ()) -> list[RowResult]:
+class Stopping(AsyncEngine):
+    """An engine whose process stands still when a poisoned row is in it; `stops` counts, up to `limit` of them."""
+
+    stops = limit = 0
+
+    async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(super().generate(request, stream=stream)) as chunks:
+            first = asyncio.ensure_future(anext(chunks))
+            if POISON in request.prompt and Stopping.stops < Stopping.limit:
+                Stopping.stops += 1
+                await self.state()  # the request is in the engine now
+                assert self.process is not None
+                os.kill(self.process.pid, signal.SIGSTOP)
+            yield await first
+            async for chunk in chunks:
+                yield chunk
+
+
+def answered(
+    folder: Path, raws: list[bytes], repeated: Sequence[int] = (), engine: type[AsyncEngine] = Mortal
+) -> list[RowResult]:
     async def run() -> list[RowResult]:
-        Mortal.deaths = 0
+        Mortal.deaths = Stopping.stops = 0
         spec = engine_spec(folder, max_num_seqs=4)
 
         async def start() -> AsyncEngine:
-            return (await Mortal.start(spec))[0]
+            return (await engine.start(spec, stall_seconds=STALL_SECONDS, step_seconds=STALL_SECONDS))[0]
 
         feeding = asyncio.Event()
         feeding.set()
@@ -101,6 +124,26 @@ def test_a_row_that_kills_the_engine_is_given_up_and_its_neighbours_are_not(mode
     assert "the engine died 3 times with this row" in str(found[7].error)
     assert Mortal.deaths == 3
     assert all(each.tokens == (8,) for number, each in enumerate(found) if number != 7)
+
+
+@pytest.mark.parametrize("poisoned", [(7,), (0, 1, 2, 3)])
+def test_rows_of_an_engine_that_stalls_are_answered_once_by_the_next_one(
+    model_folder: Path, poisoned: tuple[int, ...]
+) -> None:
+    Stopping.limit = 1
+    raws = [f"row {number}{'!' if number in poisoned else ''}".encode() for number in range(12)]
+    found = answered(model_folder, raws, engine=Stopping)
+    assert Stopping.stops == 1
+    assert [each.key for each in found] == [number.to_bytes(16, "big") for number in range(12)]
+    assert all(each.tokens == (8,) and len(each.records) == 1 for each in found)
+
+
+def test_a_row_that_stalls_every_engine_is_given_up_after_the_second_one(model_folder: Path) -> None:
+    Stopping.limit = 9
+    found = answered(model_folder, [f"row {number}{'!' if number == 7 else ''}".encode() for number in range(12)],
+                     engine=Stopping)  # fmt: skip
+    assert [number for number, each in enumerate(found) if each.error is not None] == [7]
+    assert "the engine" in str(found[7].error)
 
 
 def test_a_row_that_cannot_be_read_and_an_id_that_came_before_are_refused(model_folder: Path) -> None:

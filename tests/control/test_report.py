@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.replica_messages import Directive, ReplicaReport
-from mars_ray.engine.stats.state import EngineState, ModelledSteps
+from mars_ray.engine.stats.state import EngineState, ModelledSteps, RestartCount
 from mars_ray.errors import ReportError
 from tests.control.control_samples import PROFILE, STEP_TIME, class_state, engine_state, report, without
 
@@ -69,6 +69,18 @@ def test_no_share_of_a_report_is_above_one(place: str, value: float) -> None:
 @given(st.sampled_from(sorted(NUMBERS)), st.floats(1, 1e9))
 def test_numbers_that_are_no_shares_may_be_above_one(place: str, value: float) -> None:
     assert heartbeat(spoiled(place, value)).state == spoiled(place, value)
+
+
+@pytest.mark.parametrize("obstacle", [None, "the engine starts again"])
+def test_a_report_may_say_why_its_engine_does_not_work(obstacle: str | None) -> None:
+    state = engine_state(obstacle=obstacle, restarts=(RestartCount("stalled", 2),))
+    assert pickle.loads(pickle.dumps(heartbeat(state))).state == state
+
+
+@pytest.mark.parametrize("obstacle", ["", 3])
+def test_the_reason_why_an_engine_does_not_work_is_a_text(obstacle: object) -> None:
+    with pytest.raises(ReportError, match=r"report\.state\.obstacle is .*; it must be a name"):
+        heartbeat(engine_state(obstacle=obstacle))
 
 
 @pytest.mark.parametrize("field", ["kv_cache_usage", "classes", "profile", "tpot_p95_s"])

@@ -157,7 +157,7 @@ def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind()
         with theirs:  # an engine that never answers
             front = AsyncEngine()
             await front.open(ours)
-            front._watching = asyncio.create_task(front._steps(60))  # type: ignore[arg-type]
+            front._watching = asyncio.create_task(front.progress.until_stalled(front._running_state))  # type: ignore[arg-type]
             while not front._states:
                 await asyncio.sleep(0)
             await front.close()
@@ -303,7 +303,9 @@ def test_an_engine_that_is_closed_while_it_starts_again_leaves_no_process_behind
 async def ends_of(engine: AsyncEngine, *requests: Request) -> list[type[BaseException]]:
     """Send requests to an engine that hangs, and return the errors they end with."""
     assert engine.process is not None
-    while engine._states or not engine._asks:  # what is sent behind a question that is not answered does not arrive
+    while (
+        engine._states or not engine.progress.checks
+    ):  # what is sent behind a question that is not answered does not arrive
         await engine.state()
     os.kill(engine.process.pid, signal.SIGSTOP)
     ends = await asyncio.gather(*(read(engine, each) for each in requests), return_exceptions=True)

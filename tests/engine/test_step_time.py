@@ -239,3 +239,30 @@ def test_an_error_is_1_until_enough_steps_have_shown_it() -> None:
         times.observe(StepWork(4, 4 + number, 100, masks=number), 1e-3 * (4 + number))
     assert times.bias(4, masks=False) == 1.0
     assert times.bias(64, masks=True) == 1.0
+
+
+@given(
+    st.floats(1e-4, 1e-1),
+    st.floats(1e-7, 1e-2),
+    st.lists(st.tuples(st.integers(1, 600), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 2000),
+)
+def test_no_step_takes_longer_than_the_bound_of_its_size(
+    fixed_s: float, position_s: float, measured: list[tuple[int, bool]], positions: int
+) -> None:
+    found = StepTimeFit()
+    assert found.longest_s(positions) is None
+    for size, is_prompt in measured:
+        work = StepWork(0, 0, 0, prompt_tokens=size) if is_prompt else StepWork(1, size, 0)
+        found.observe(work, fixed_s + position_s * size)
+    bound_s = found.longest_s(positions)
+    assert bound_s is not None
+    assert bound_s >= fixed_s + position_s * positions
+
+
+def test_the_bound_is_close_once_a_step_of_that_size_was_measured() -> None:
+    found = StepTimeFit()
+    found.observe(StepWork(1, 1, 0), 0.01)
+    assert found.longest_s(512) == pytest.approx(2 * 5.12)
+    found.observe(StepWork(0, 0, 0, prompt_tokens=512), 0.1)
+    assert found.longest_s(512) == pytest.approx(2 * 0.1)

@@ -124,17 +124,17 @@ def served(
     *,
     folder: Path = FOLDER,
     wrap_meter: Callable[[Any], Any] = lambda link: link,
-    restarts: int = 0,
+    **start: Any,
 ) -> Iterator[Served]:
     """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine, and `wrap_meter`
-    between the gateway and the meter of usage. A killed engine starts again up to `restarts` times."""
+    between the gateway and the meter of usage. `start` are further arguments of `AsyncEngine.start`."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
     stored = Path(mkdtemp(prefix="served-"))
     up = threading.Event()
 
     async def main() -> None:
         try:
-            engine, facts = await AsyncEngine.start(config.engine_spec(folder), restarts=restarts)
+            engine, facts = await AsyncEngine.start(config.engine_spec(folder), **start)
             metrics = EngineMetrics(model=config.model_name, replica="test")
             client = LocalEngineClient(
                 engine,

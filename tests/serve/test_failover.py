@@ -77,6 +77,7 @@ def collected(replicas: Replicas) -> list[Chunk]:
 
 
 LOST = ReplicaLostError("died")
+HUNG = EngineHungError("alone")
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([LOST, StepError("no"), None])), min_size=1, max_size=6))
@@ -108,6 +109,23 @@ def test_a_request_that_kills_every_replica_ends() -> None:
     assert replicas.calls == ATTEMPTS
 
 
+@pytest.mark.parametrize("begun", [0, 2])
+def test_a_request_under_which_an_engine_hung_is_tried_once_more(begun: int) -> None:
+    replicas = Replicas((begun, HUNG), (4, None))
+    assert streamed(replicas) == (CHUNKS, None)
+    assert collected(Replicas((begun, HUNG), (4, None))) == CHUNKS
+
+
+@pytest.mark.parametrize("between", [[], [(0, LOST)]])
+def test_a_request_under_which_a_second_engine_hung_ends(between: list[tuple[int, MarsRayError]]) -> None:
+    ends = [(0, HUNG), *between, (0, HUNG), (4, None)]
+    replicas = Replicas(*ends)
+    assert streamed(replicas) == ([], HUNG)
+    assert replicas.calls == len(ends) - 1
+    with pytest.raises(EngineHungError):
+        collected(Replicas(*ends))
+
+
 def test_leaving_a_stream_early_closes_the_replicas() -> None:
     replicas = Replicas((0, LOST), (4, None))
 
@@ -135,9 +153,7 @@ def test_a_whole_answer_is_asked_for_again_whenever_its_replica_died(lives_at: i
     assert len(set(replicas.names)) == replicas.calls, "a late cancel of a lost attempt ends no other"
 
 
-@pytest.mark.parametrize(
-    "error", [QueueFullError("full"), UnavailableError("none"), StepError("nan"), EngineHungError("alone")]
-)
+@pytest.mark.parametrize("error", [QueueFullError("full"), UnavailableError("none"), StepError("nan")])
 def test_other_errors_are_not_tried_again(error: MarsRayError) -> None:
     replicas = Replicas((0, error))
     with pytest.raises(type(error)):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mars_ray.errors import ReplicaLostError, UnavailableError
-from mars_ray.serve.replicas.liveness import LOST_ROUNDS, SILENT_SECONDS, Heard, WaitingCall, WaitingCalls
+from mars_ray.serve.replicas.liveness import LOST_ROUNDS, SILENT_SECONDS, STOPPING, Heard, WaitingCall, WaitingCalls
 
 UP_ROUNDS = 3 * LOST_ROUNDS
 
@@ -36,7 +36,7 @@ def future() -> "asyncio.Future[str]":
 def test_a_call_that_no_engine_has_ends_as_one_whose_replica_died() -> None:
     async def test() -> None:
         calls = WaitingCalls(UP_ROUNDS)
-        with calls.call("a") as call:
+        with calls.call("a", lambda: True) as call:
             waiting = await answer_of(call, future())
             ask(calls, LOST_ROUNDS)
             await asyncio.sleep(0)
@@ -52,7 +52,7 @@ def test_a_call_that_no_engine_has_ends_as_one_whose_replica_died() -> None:
 def test_a_call_that_an_engine_has_waits_however_long() -> None:
     async def test() -> None:
         calls, answer = WaitingCalls(UP_ROUNDS), future()
-        with calls.call("a") as call:
+        with calls.call("a", lambda: True) as call:
             waiting = await answer_of(call, answer)
             for _ in range(10):
                 ask(calls, LOST_ROUNDS - 1)
@@ -67,10 +67,26 @@ def test_time_that_a_reader_takes_is_not_the_engine_s() -> None:
     async def test() -> None:
         calls, answer = WaitingCalls(UP_ROUNDS), future()
         answer.set_result("said")
-        with calls.call("a") as call:
+        with calls.call("a", lambda: True) as call:
             await call.wait_for(answer)
             ask(calls, 3 * LOST_ROUNDS)
             assert await call.wait_for(answer) == "said"
+
+    run(test())
+
+
+def test_a_call_that_no_replica_has_taken_is_unsent_while_it_waits() -> None:
+    async def test() -> None:
+        calls, taken = WaitingCalls(UP_ROUNDS), False
+        with calls.call("a", lambda: taken) as call, calls.call("b", lambda: True) as other:
+            assert calls.unsent == []
+            waiting = [await answer_of(each, future()) for each in (call, other)]
+            assert calls.unsent == [call]
+            call.end(UnavailableError(STOPPING))
+            with pytest.raises(UnavailableError, match="stopping"):
+                await waiting[0]
+            assert calls.unsent == [] and not waiting[1].done()
+            waiting[1].cancel()
 
     run(test())
 
@@ -80,7 +96,7 @@ def test_while_no_engine_answers_only_a_call_that_has_begun_is_lost(begun: bool)
     async def test() -> None:
         calls, answer = WaitingCalls(UP_ROUNDS), future()
         answer.set_result("said")
-        with calls.call("a") as call:
+        with calls.call("a", lambda: True) as call:
             if begun:
                 await call.wait_for(answer)
             waiting = await answer_of(call, future())

@@ -47,6 +47,8 @@ DEATHS = 3
 """Maximum number of engines that may die one after another, either while starting or on the same row.
 
 The first engine runs the row together with other rows; the later engines run the row alone."""
+HANGS = 2
+"""Number of engines that may hang because of one row. The first one may have hung for another reason."""
 
 
 class Worker:
@@ -159,6 +161,7 @@ class Worker:
 
     async def _decode(self, row: ParsedRow) -> tuple[list[Chunk], EngineCall]:
         """Decode a row and return its sequences, each as one chunk, and their times."""
+        hung = 0
         for deaths in range(DEATHS):
             async with self._isolation.turn(alone=deaths > 0):
                 await self._feeding.wait()
@@ -176,8 +179,11 @@ class Worker:
                             call.add(chunk)
                             chunks.append(chunk)
                     return sorted(chunks, key=attrgetter("index")), call
-                except ReplicaLostError:
-                    log.warning("the engine died while it decoded row %s", row.id)
+                except (EngineHungError, ReplicaLostError) as error:
+                    hung += isinstance(error, EngineHungError)
+                    if hung == HANGS:
+                        raise
+                    log.warning("the engine died while it decoded row %s: %s", row.id, error)
         raise ReplicaLostError(f"the engine died {DEATHS} times with this row, even when the row ran alone")
 
 

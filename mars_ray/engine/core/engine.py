@@ -80,6 +80,7 @@ class Engine:
             clock=clock,
             step_s=lambda batch: predicted_s(self.step_time.model, batch),
         )
+        self._max_prefill_tokens = options.max_prefill_tokens
         self._forwards = Forwards(checkpoint, options, adapters or {}, consume=consume)
         self._adapters = self._forwards.adapters
         self.kernels = self._forwards.kernels
@@ -151,6 +152,8 @@ class Engine:
             step_time=self.step_time.model,
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
+            progress=self._stats.progress,
+            longest_step_s=self.step_time.longest_s(self._max_prefill_tokens + self.running * (1 + self.block)),
             drafts=self._drafts.counts(),
             modelled=self._stats.modelled,
         )
@@ -240,6 +243,7 @@ class Engine:
                     chunks.append(self._verify_and_commit(scheduled, read, proposals, output, text_price))
                 else:
                     sequence.num_computed_tokens += scheduled.num_tokens
+                    self._stats.read(scheduled.num_tokens)
             except Exception as error:  # an error here concerns one sequence only
                 chunks.append(self._fail(sequence, error))
         return chunks
@@ -274,7 +278,7 @@ class Engine:
         audits = () if count is None else audits_of(sequence, picks, output)
         emitted = advance(sequence, verified)
         if emitted.tokens:
-            self._stats.gained(sequence)
+            self._stats.gained(sequence, len(emitted.tokens))
         if emitted.reason is None and acceptance is not None and not reproducible(sequence, acceptance):
             self._drafts.choose(sequence, acceptance, text_price, self.running)
         chosen = chosen_picks(picks, verified)

@@ -4,10 +4,11 @@ Each request returns an asynchronous stream of chunks; closing the stream early 
 not delay other readers, and its buffer is bounded.
 
 The engine runs in a process rather than a thread, because both steps and servers hold the interpreter lock most of the
-time. Processes that only pass requests on load no torch, which saves 300 MB and 4 s each. If a step hangs, only the
-request that can be the cause fails for good (the newest one, or the only one); all others may be tried elsewhere.
+time. Processes that only pass requests on load no torch, which saves 300 MB and 4 s each.
+A process that makes no progress is killed (`progress`). Its requests fail with `ReplicaLostError` and may be tried
+again. The request that can be the cause, which is the newest one or the only one, fails with `EngineHungError`.
 
-A process that ends can be replaced. Its requests fail with `ReplicaLostError`, and later ones wait for the new process.
+A process that ends can be replaced (`restarts`). Later requests wait for the new process.
 """
 
 import asyncio
@@ -45,6 +46,8 @@ from mars_ray.engine.process.messages import (
     frame,
     read_message,
 )
+from mars_ray.engine.process.progress import Progress
+from mars_ray.engine.process.restarts import Restarts
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import (
@@ -65,15 +68,18 @@ UNLIMITED = sys.maxsize
 """Buffer limit for requests that are not streamed, because each of their sequences arrives whole, in one chunk."""
 
 STEP_SECONDS = 300
-"""Maximum duration of a step. An engine that takes longer counts as hung."""
+"""Maximum duration of the first step, while step times are unknown."""
 
-RESTART_SECONDS = 60.0
-"""Seconds within which the restarts of an engine are counted."""
+STALL_SECONDS = 10.0
+"""Seconds without progress, beyond the time of a step, after which an engine counts as stalled."""
 
+STALLED = "the engine makes no progress and is replaced. Try again later."
+RESTARTING = "the engine has ended and starts again. Try again later."
+ENDED = "the engine has ended and takes no more requests."
 LOST = "the engine stopped before the request ended."
-HUNG = "the engine hangs because of this request, which is not retried on another engine. Change the request."
+HUNG = "the engine hung, and only this request can be the cause. Change the request."
 TELL_SECONDS = 1.0
-"""Seconds before a hung engine is killed, so that the error reaches the caller before the replica ends, too."""
+"""Seconds before a stalled engine is killed, so that the error reaches the caller before the replica ends, too."""
 
 
 class ChunkStream:
@@ -89,7 +95,7 @@ class ChunkStream:
         self.begun = False
         """True once a chunk has arrived."""
         self.added: int | None = None
-        """Number of hang checks so far when the request was sent; None until it is sent."""
+        """Number of progress checks so far when the request was sent; None until it is sent."""
 
     @property
     def overfull(self) -> bool:
@@ -138,9 +144,13 @@ class AsyncEngine:
         self._restarting: asyncio.Task[None] | None = None
         self._relaunch: Callable[[], Awaitable[EngineFacts]] | None = None
         """Starts a new process; None if a process that ends is not replaced."""
-        self._restarts = 0
-        self._ends: deque[float] = deque()
-        """Times of the last ends of a process."""
+        self._restarts = Restarts(0)
+        self.progress = Progress(stall_seconds=STALL_SECONDS, step_seconds=STEP_SECONDS)
+        """Progress of the running process."""
+        self.obstacle: str | None = None
+        """Reason why the engine decodes nothing now; None if it works."""
+        self._stopped: EngineState | None = None
+        """Last state of a process that has ended, while another one takes its place."""
         self._up = asyncio.Event()
         """Cleared while a new process takes the place of one that has ended."""
         self._up.set()
@@ -150,24 +160,29 @@ class AsyncEngine:
         self._checker: GrammarChecker | None = None
         self._grammars: GrammarStore | None = None
         """Compiled grammars. None unless this object started the engine process and the model has a fast tokenizer."""
-        self._asks = 0
-        """Number of hang checks so far."""
         self.gone = asyncio.Event()
-        """Set when the engine has died, or was killed because it hung, and no other process takes its place."""
+        """Set when the process has ended and no other one takes its place."""
 
     @classmethod
     async def start(
-        cls, spec: EngineSpec, *, step_seconds: int = STEP_SECONDS, restarts: int = 0
+        cls,
+        spec: EngineSpec,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+        step_seconds: float = STEP_SECONDS,
+        restarts: int = 0,
     ) -> tuple["AsyncEngine", EngineFacts]:
-        """Start an engine process, which is killed when a step takes longer than `step_seconds`.
+        """Start an engine process, which is killed when it stalls; `Progress` explains both limits in seconds.
 
         A process that ends is replaced up to `restarts` times within `RESTART_SECONDS`. Raises `ReplicaLostError` if
         the first process dies, and errors of the engine, such as `ModelError`, `AdapterError` or `ConfigError`.
         """
         engine = cls(adapter_memory_gib=spec.options.adapter_memory_gib)
-        engine._restarts = restarts
+        engine._restarts = Restarts(restarts)
         engine.adapters = {name: folder for name, folder in spec.adapters.items() if name is not None}
-        engine._relaunch = partial(engine._launch, spec, step_seconds)
+        engine._relaunch = partial(
+            engine._launch, spec, partial(Progress, stall_seconds=stall_seconds, step_seconds=step_seconds)
+        )
         try:
             return engine, await engine._relaunch()
         except BaseException:  # also when the caller is cancelled
@@ -196,7 +211,7 @@ class AsyncEngine:
             await self._up.wait()
             async with self._grammar_of(request), self._adapter_of(request):
                 self._order(Add(request, stream))
-                chunks.added = self._asks
+                chunks.added = self.progress.checks
                 while (chunk := await chunks.next()) is not None:
                     yield chunk
         finally:
@@ -214,7 +229,20 @@ class AsyncEngine:
         return not self._streams
 
     async def state(self) -> EngineState:
-        """Return the state of the engine after its current step. Raises `ReplicaLostError`."""
+        """Return the state of the engine after its current step; while another process starts, that of the last one.
+
+        Raises `ReplicaLostError`.
+        """
+        try:
+            state = self._stopped or await self._running_state()
+        except ReplicaLostError:
+            if self._stopped is None:
+                raise
+            state = self._stopped
+        return replace(state, restarts=self._restarts.counts())
+
+    async def _running_state(self) -> EngineState:
+        """Return the state of the running process after its current step. Raises `ReplicaLostError`."""
         answer: asyncio.Future[EngineState] = asyncio.get_running_loop().create_future()
         self._order(AskState())
         self._states.append(answer)
@@ -244,11 +272,13 @@ class AsyncEngine:
         await _cancelled(self._restarting)
         await self._stop()
         self._lose()
+        self.obstacle = ENDED
+        self._stopped = None
         self._up.set()
         if self._checker is not None:
             await self._checker.close()
 
-    async def _launch(self, spec: EngineSpec, step_seconds: int) -> EngineFacts:
+    async def _launch(self, spec: EngineSpec, new_progress: Callable[[], Progress]) -> EngineFacts:
         """Start a process, and return its facts once it runs with the adapters of this object."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -268,7 +298,8 @@ class AsyncEngine:
             self._checker = self._checker or GrammarChecker(event.tokenizer)
             self._grammars = GrammarStore(self._checker, self._order)
         self._reading = asyncio.create_task(self._read(reader, self._writer))
-        self._watching = asyncio.create_task(self._end_if_hung(step_seconds))
+        self.progress = new_progress()
+        self._watching = asyncio.create_task(self._end_if_stalled())
         await self._adapters.set(self.adapters)
         return replace(event.facts, block=max(event.facts.block, self._adapters.block))
 
@@ -310,19 +341,19 @@ class AsyncEngine:
                 again = False
             else:
                 log.warning("a new engine process has taken the place of the one that ended")
+                self.obstacle = self._stopped = None
                 self._up.set()
                 return
         await self._stop()
+        self.obstacle = ENDED
+        self._stopped = None
         self.gone.set()
         self._up.set()
 
     def _may_restart(self) -> bool:
         """Note the end of a process, and return whether another one may take its place."""
-        now_s = asyncio.get_running_loop().time()
-        self._ends.append(now_s)
-        while now_s - self._ends[0] > RESTART_SECONDS:
-            self._ends.popleft()
-        return self._relaunch is not None and len(self._ends) <= self._restarts
+        reason = "stalled" if self.obstacle == STALLED else "ended"
+        return self._relaunch is not None and self._restarts.allow(reason, asyncio.get_running_loop().time())
 
     def _grammar_of(self, request: Request) -> AbstractAsyncContextManager[None]:
         """Keep the grammar of a request compiled in the engine during the `with` block."""
@@ -369,47 +400,39 @@ class AsyncEngine:
             return
         if self._may_restart():
             self._up.clear()
+            self.obstacle = self.obstacle or RESTARTING
+            self._stopped = self.progress.state and self.progress.state.stopped(self.obstacle)
             self._restarting = asyncio.create_task(self._replace())
         else:
+            self.obstacle = ENDED
             self.gone.set()
 
-    async def _end_if_hung(self, step_seconds: int) -> None:
+    async def _end_if_stalled(self) -> None:
         assert self.process is not None
         try:
-            while await self._steps(step_seconds):
-                await asyncio.sleep(1)
+            reason = await self.progress.until_stalled(self._running_state)
         except ReplicaLostError:
             return
-        log.error("the engine hangs: a step did not end in %d s", step_seconds)
+        log.error("the engine makes no progress and is replaced: %s", reason)
+        self.obstacle = STALLED
         if (suspect := self._suspect()) is not None:
             self._streams.pop(suspect).fail(EngineHungError(HUNG))
             await asyncio.sleep(TELL_SECONDS)
         self.process.kill()
 
-    async def _steps(self, seconds: int) -> bool:
-        """Return whether the current step ends in time. Raises `ReplicaLostError`."""
-        state = asyncio.ensure_future(self.state())
-        self._asks += 1
-        try:
-            for _ in range(seconds):  # a single long wait would end too early after the machine was suspended
-                done, _ = await asyncio.wait((state,), timeout=1)
-                if done:
-                    state.result()
-                    return True
-            return False
-        finally:
-            state.cancel()  # also when this engine is closed while it waits
-
     def _suspect(self) -> str | None:
-        """Return the id of the request that makes the engine hang, or None if it could be any of several.
+        """Return the id of the request that makes the engine stall, or None if it could be any of several.
 
-        The engine handles orders in sequence, so requests sent after the last hang check have not reached it. Requests
-        that were sent before the last check but one, or that have received a chunk, have already survived a step.
+        The engine handles orders in sequence, so requests sent after the last check have not reached it. Requests that
+        were sent before the last check but one that showed progress, or that have received a chunk, have already
+        survived a step.
         """
+        checks = self.progress.checks
         arrived = {
-            id: stream for id, stream in self._streams.items() if stream.added is not None and stream.added < self._asks
+            id: stream for id, stream in self._streams.items() if stream.added is not None and stream.added < checks
         }
-        new = [id for id, stream in arrived.items() if not stream.begun and (stream.added or 0) >= self._asks - 2]
+        since = checks - self.progress.unchanged - 2
+        new = [id for id, stream in arrived.items() if not stream.begun and (stream.added or 0) >= since]
         suspects = new or list(arrived)
         return suspects[0] if len(suspects) == 1 else None
 
@@ -448,7 +471,7 @@ class AsyncEngine:
 
 
 def _not_running(_order: Order) -> NoReturn:
-    raise ReplicaLostError("the engine has ended and takes no more requests.")
+    raise ReplicaLostError(ENDED)
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:

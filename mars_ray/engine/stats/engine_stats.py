@@ -131,6 +131,8 @@ class EngineStats:
         """Steps that ran a forward."""
         self.kv_tokens = 0
         """Tokens in the cache that the last step attended to."""
+        self.progress = 0
+        """Prompt tokens read, tokens generated and sequences ended. It rises as long as the engine makes progress."""
 
     def arrived(self, request: Request) -> None:
         """Count a request, whether it is queued or refused because the queue is full."""
@@ -140,6 +142,7 @@ class EngineStats:
 
     def ended(self, sequence: Sequence) -> None:
         """Count a sequence that has ended, unless it ended while it was still queued."""
+        self.progress += 1
         if sequence.started_s is not None:
             counts = self._counts[sequence.service_class]
             counts.ended += 1
@@ -149,8 +152,13 @@ class EngineStats:
                 now_s = self._clock()
                 self._tpot_s.add(now_s, (now_s - sequence.first_token_s) / (tokens_here - 1))
 
-    def gained(self, sequence: Sequence) -> None:
-        """Record the time to the first token, if these are the first tokens that the sequence gained."""
+    def read(self, tokens: int) -> None:
+        """Count tokens of a part of a prompt that stops short of the prompt's end."""
+        self.progress += tokens
+
+    def gained(self, sequence: Sequence, tokens: int) -> None:
+        """Count generated tokens. If they are the sequence's first ones, record the time to the first token."""
+        self.progress += tokens
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s = self._clock()
             self._ttft_s.add(now_s, now_s - sequence.added_s)

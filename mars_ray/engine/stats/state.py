@@ -6,7 +6,7 @@ way to `/metrics` pass the snapshot on whole.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mars_ray.engine.stats.profile import ProfilePoint, Share
 from mars_ray.engine.stats.step_time import StepTime
@@ -56,6 +56,15 @@ class DraftCounts:
     """Verified drafts that were right."""
 
 
+@dataclass(frozen=True, slots=True)
+class RestartCount:
+    """Processes of an engine that another one has replaced, for one reason."""
+
+    reason: str
+    """`stalled` for a process that was killed because it made no progress; `ended` for any other end."""
+    count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """Snapshot of an engine."""
@@ -84,6 +93,15 @@ class EngineState:
     """95th percentile of the time from arrival to the first token, over the last seconds."""
     tpot_p95_s: float | None
     """95th percentile of the time per token after the first, over sequences that ended in the last seconds."""
+    progress: int = 0
+    """Prompt tokens read, tokens generated and sequences ended since the engine started. An engine with sequences that
+    leaves this number unchanged makes no progress."""
+    longest_step_s: float | None = None
+    """Bound of the time of a step, by the engine's measured steps; None before the first step."""
+    restarts: tuple[RestartCount, ...] = ()
+    """Processes of the engine that were replaced, by reason."""
+    obstacle: str | None = None
+    """Reason why the engine decodes nothing now; None if it works. Other values are then those of its last process."""
     drafts: tuple[DraftCounts, ...] = ()
     """Drafts so far, by source."""
     modelled: ModelledSteps | None = None
@@ -104,6 +122,11 @@ class EngineState:
         """Sequences in the waiting queue."""
         return sum(state.waiting for state in self.classes)
 
+    def stopped(self, obstacle: str) -> "EngineState":
+        """Return the state after the process of the engine has ended: nothing runs or waits, because of `obstacle`."""
+        classes = tuple(replace(state, running=0, waiting=0) for state in self.classes)
+        return replace(self, classes=classes, tokens_running=0, kv_cache_usage=0.0, obstacle=obstacle)
+
 
 @dataclass(frozen=True, slots=True)
 class StateMetric:
@@ -123,6 +146,16 @@ METRICS = (
     StateMetric("vllm:num_requests_waiting", "Sequences in the queue.", lambda state: state.waiting),
     StateMetric(
         "vllm:kv_cache_usage_perc", "Share of the cache that is filled, 0 to 1.", lambda state: state.kv_cache_usage
+    ),
+    StateMetric(
+        "mars:engine_ready", "1 if the engine works, 0 while its process is replaced.", lambda state: not state.obstacle
+    ),
+    StateMetric(
+        "mars:engine_restarts",
+        "Processes of the engine that were replaced, by reason: stalled or ended.",
+        lambda state: {restarts.reason: restarts.count for restarts in state.restarts},
+        label="reason",
+        counter=True,
     ),
     StateMetric("mars:engine_steps", "Steps that ran a forward so far.", lambda state: state.steps),
     StateMetric("vllm:num_preemptions", "Sequences preempted.", lambda state: state.preemptions, counter=True),

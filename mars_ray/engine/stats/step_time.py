@@ -29,6 +29,8 @@ PAUSE = 20
 """A step that takes more than this many times the usual time counts as a pause of the machine and is left out."""
 STEPS_OF_BIAS = 6
 """Minimum number of recent steps from which an error is estimated."""
+LONGER = 2
+"""Factor by which a step may exceed the bound of its time, because attention takes longer as contexts grow."""
 CLOCK_S = 1e-7
 """Minimum time of a step in seconds, because a coarse clock may measure 0."""
 
@@ -96,6 +98,21 @@ class StepTimeFit:
     def bias(self, num_seqs: int, *, masks: bool) -> float:
         """Return the median of measured over predicted times of decoding steps of a similar size, or 1 if unknown."""
         return self._biases.get((num_seqs.bit_length(), masks), 1.0)
+
+    def longest_s(self, positions: int) -> float | None:
+        """Return a bound for the seconds of a step with up to `positions` positions; None before the first step.
+
+        A position never costs more in a larger step than in a smaller one, so each measured step gives a bound. Steps
+        of a kind that has not been measured, such as those that read a long prompt, are bounded by the others.
+        """
+        measured = [
+            (median(seconds for _, _, seconds in kind), min(work.positions + work.prompt_tokens for _, work, _ in kind))
+            for kind in self._kinds.values()
+        ]
+        if not measured:
+            return None
+        longest_s = max(seconds for seconds, _ in measured)
+        return LONGER * max(longest_s, min(seconds * max(1, positions / size) for seconds, size in measured))
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Record the work and the time of one step."""

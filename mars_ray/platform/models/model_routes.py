@@ -128,7 +128,7 @@ async def _list(models: ServedModels) -> ModelObjectList:
     if models.link:
         await models.refresh()
     directory = models.directory
-    ready = await models.main.client.ready()
+    ready = not await models.main.client.obstacle()
     main = ModelObject(
         name=models.main.name,
         state="ready" if ready else "loading",

@@ -138,7 +138,7 @@ class ServedModels:
         gateway started are left out."""
         main = await self.main.model_info()
         for model, clients in self._present():
-            if clients.endpoint.knows_model or await clients.endpoint.client.ready():
+            if clients.endpoint.knows_model or not await clients.endpoint.client.obstacle():
                 with suppress(MarsRayError):
                     self._infos[model.name] = await clients.endpoint.model_info()
         known = [

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import PartialAnswer, Request
-from mars_ray.errors import ReplicaLostError, RequestError
+from mars_ray.errors import EngineHungError, ReplicaLostError, RequestError
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.replicas.engine_client import EngineClient, Take
 from mars_ray.traces.engine_call import EngineCall
@@ -24,6 +24,8 @@ from mars_ray.traces.engine_call import EngineCall
 ATTEMPTS = 3
 """Maximum number of attempts until the answer begins. It is small because the request itself may be what kills the
 replicas."""
+HANGS = 2
+"""Number of engines that may hang because of one request. The first one may have hung for another reason."""
 
 
 class EngineCalls:
@@ -49,9 +51,11 @@ class EngineCalls:
 
         `usage` counts these migrations, and `call` records them and the chunks. Raises `ReplicaLostError` after
         `migration_limit` replicas, or `ATTEMPTS` before the first chunk, and if no replica can continue the answer.
+        Raises `EngineHungError` after `HANGS`.
         """
         unfinished = _UnfinishedAnswers(request)
         lost = 0
+        hung = 0
 
         async def take_part(part: Sequence[Chunk]) -> None:
             for chunk in part:
@@ -65,9 +69,10 @@ class EngineCalls:
                 try:
                     await self._client.generate(unfinished.request(lost), take_part)
                     return
-                except ReplicaLostError:
+                except (EngineHungError, ReplicaLostError) as error:
                     lost += 1
-                    if lost > (self._migration_limit if unfinished.begun else ATTEMPTS - 1):
+                    hung += isinstance(error, EngineHungError)
+                    if hung == HANGS or lost > (self._migration_limit if unfinished.begun else ATTEMPTS - 1):
                         raise
                     usage.migrations += unfinished.begun
                     if call:
@@ -82,7 +87,9 @@ class EngineCalls:
 
     async def collect(self, request: Request, chunks: list[Chunk], call: EngineCall | None = None) -> None:
         """Add the chunks of a request to `chunks` as they arrive. If a replica dies, another one begins again with an
-        empty list. `call` records the retries and the chunks. Raises `ReplicaLostError` after `ATTEMPTS`."""
+        empty list. `call` records the retries and the chunks. Raises `ReplicaLostError` after `ATTEMPTS`, and
+        `EngineHungError` after `HANGS`."""
+        hung = 0
 
         async def take(part: Sequence[Chunk]) -> None:
             chunks.extend(part)
@@ -93,8 +100,9 @@ class EngineCalls:
                 try:
                     await self._client.generate(_attempted(request, attempt), take, whole=True)
                     break
-                except ReplicaLostError:
-                    if attempt == ATTEMPTS - 1:
+                except (EngineHungError, ReplicaLostError) as error:
+                    hung += isinstance(error, EngineHungError)
+                    if hung == HANGS or attempt == ATTEMPTS - 1:
                         raise
                     if call:
                         call.lost("retry")

@@ -181,15 +181,17 @@ def health_routes(main: Endpoint, metrics: Callable[[str], Awaitable[tuple[bytes
     @routes.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
         """Return 200 if a request sent now would be served, and 503 otherwise."""
-        ready = await main.client.ready()
-        return PlainTextResponse("ready" if ready else "not ready", status_code=200 if ready else 503)
+        obstacle = await main.client.obstacle()
+        return PlainTextResponse(
+            f"not ready: {obstacle}" if obstacle else "ready", status_code=503 if obstacle else 200
+        )
 
     @routes.get("/health", response_class=Response)
     @routes.get("/ping", response_class=Response)
     async def health() -> Response:
         """Return an empty 200, like vLLM and SGLang, if a request sent now would be served."""
-        if not await main.client.ready():
-            raise UnavailableError("no engine is up. Try again later.")
+        if obstacle := await main.client.obstacle():
+            raise UnavailableError(obstacle)
         return Response()
 
     @routes.get("/version")

@@ -22,7 +22,7 @@ from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
 from mars_ray.serve.replicas.replica import Replica
 
 STEP_SECONDS = 30
-"""Seconds after which a step counts as hung. Its requests then go to another engine."""
+"""Seconds after which the first step counts as hung."""
 RESTARTS = 3
 """Engine processes that are replaced within a minute. When one more ends, the replica exits, and Serve starts another
 one, perhaps on another node."""
@@ -56,9 +56,10 @@ class EngineReplica(Replica):
         )
         super().__init__(engine, model, EngineMetrics(model=config.model_name, replica=self._name), adapters)
 
-    async def running(self, requests: Sequence[str]) -> tuple[str, list[str]]:
-        """Return this replica's name and which `requests` it is processing. Gateways call this to check liveness."""
-        return self._name, [name for name in requests if self._engine.has(name)]
+    async def running(self, requests: Sequence[str]) -> tuple[str, list[str], str | None]:
+        """Return this replica's name, which `requests` it is processing, and its obstacle. Gateways call this to check
+        liveness."""
+        return self._name, [name for name in requests if self._engine.has(name)], self._engine.obstacle
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the desired number of replicas for `serve.ray.autoscaling`, or an empty dict without a controller.
@@ -68,10 +69,6 @@ class EngineReplica(Replica):
         directive = self._lease.directive
         known = directive and (directive.desired_replicas or self._engine.idle)
         return {DESIRED: float(directive.desired_replicas)} if directive and known else {}
-
-    async def check_health(self) -> None:
-        """Wait for the current step of the engine to end. If this takes too long, Serve starts another replica."""
-        await self.ready()
 
     async def __del__(self) -> None:
         for task in self._tasks:

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -13,9 +14,9 @@ from ray.serve.handle import DeploymentHandle
 from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
-from mars_ray.ray_private import broadcast, fresh_request_id
+from mars_ray.ray_private import broadcast, fresh_request_id, is_sent
 from mars_ray.serve.replicas.engine_client import Take
-from mars_ray.serve.replicas.liveness import HEARD, LOST, NONE_UP, WaitingCalls
+from mars_ray.serve.replicas.liveness import HEARD, LOST, NONE_UP, STOPPING, WaitingCalls
 
 WATCH_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
@@ -28,15 +29,16 @@ T = TypeVar("T")
 class RayEngineClient:
     """Client of the engines of a cluster. Use it within one running event loop, and keep `watch` running there.
 
-    While no engine is up, a call waits up to `wait_s` seconds; Serve itself would hold it for ever.
+    While no engine is up, a call waits up to `wait_s` seconds, unless the engines are being deleted; Serve itself would
+    hold it for ever.
     """
 
     def __init__(self, engines: DeploymentHandle, wait_s: float) -> None:
         # Plain pickle is enough for the dataclasses sent here; Ray's default serializer is built for functions.
         self._engines = engines.options(request_serialization="pickle", response_serialization="pickle")
         self._streams = self._engines.options(stream=True)
-        self._up_s = float("-inf")
-        """Time of the last answer of an engine."""
+        self._answers: dict[str, tuple[float, str | None]] = {}
+        """Time of the last answer of each replica, and its obstacle then."""
         self._calls = WaitingCalls(wait_s / WATCH_SECONDS)
 
     async def watch(self) -> None:
@@ -54,18 +56,19 @@ class RayEngineClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def ready(self) -> bool:
-        """Return whether a replica answered within the last `UP_SECONDS`.
+    async def obstacle(self) -> str | None:
+        """Return None if a replica whose engine works answered within the last `UP_SECONDS`, and else the reason.
 
         Callers without a key can trigger this, so it must be almost free.
         """
-        return self._up
+        obstacles = self._obstacles()
+        return None if None in obstacles else next(iter(obstacles), NONE_UP)
 
     async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
         """Give the chunks of a request to `take` as they arrive. Cancelling the task cancels the request."""
         with fresh_request_id():
             parts = self._streams.generate.remote(request, whole)
-        with self._calls.call(request.id) as call:
+        with self._calls.call(request.id, lambda: is_sent(parts)) as call:
             try:
                 while (part := await call.wait_for(_sent(anext(parts, None)))) is not None:
                     if isinstance(part, MarsRayError):
@@ -78,7 +81,7 @@ class RayEngineClient:
         """Return the facts about the model."""
         with fresh_request_id():
             response = self._engines.model_info.remote()
-        with self._calls.call(uuid4().hex) as call:
+        with self._calls.call(uuid4().hex, lambda: is_sent(response)) as call:
             try:
                 model: ModelInfo = await call.wait_for(_sent(_awaited(response)))
             except BaseException:
@@ -92,13 +95,28 @@ class RayEngineClient:
 
     @property
     def _up(self) -> bool:
-        return time.monotonic() - self._up_s < UP_SECONDS
+        return bool(self._obstacles())
+
+    def _obstacles(self) -> list[str | None]:
+        """Return the obstacle, or None, of each replica that answered within the last `UP_SECONDS`."""
+        now_s = time.monotonic()
+        self._answers = {name: answer for name, answer in self._answers.items() if now_s - answer[0] < UP_SECONDS}
+        return [obstacle for _, obstacle in self._answers.values()]
 
     async def _ask(self, calls: list[str]) -> None:
-        async for replica, running in broadcast(self._engines, "running", calls, within_s=ANSWER_SECONDS):
-            HEARD.note(replica)
+        async for replica, running, obstacle in broadcast(self._engines, "running", calls, within_s=ANSWER_SECONDS):
+            if obstacle is None:  # the router avoids the others
+                HEARD.note(replica)
             self._calls.hear(running)
-            self._up_s = time.monotonic()
+            self._answers[replica] = time.monotonic(), obstacle
+        if self._calls.unsent and not self._up and await asyncio.to_thread(self._are_deleted):
+            for call in self._calls.unsent:
+                call.end(UnavailableError(STOPPING))
+
+    def _are_deleted(self) -> bool:
+        """Return whether the application of the engines is being deleted."""
+        application = serve.status().applications.get(self._engines.app_name)
+        return application is not None and application.status == "DELETING"
 
 
 async def _awaited(response: Any) -> Any:

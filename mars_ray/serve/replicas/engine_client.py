@@ -37,8 +37,8 @@ class EngineClient(Protocol):
     async def model_info(self) -> ModelInfo:
         """Return the facts about the model."""
 
-    async def ready(self) -> bool:
-        """Return whether a request sent now would be served."""
+    async def obstacle(self) -> str | None:
+        """Return the reason why a request sent now would not be served; None if it would."""
 
     async def metrics(self) -> list[str]:
         """Return the metrics of each engine as Prometheus text."""
@@ -66,9 +66,9 @@ class LocalEngineClient:
         """Return the facts about the model."""
         return await self._replica.model_info()
 
-    async def ready(self) -> bool:
-        """Return whether the engine answers. If a step is running, waits until it ends."""
-        return await self._replica.ready()
+    async def obstacle(self) -> str | None:
+        """Return the reason why the engine serves nothing now; None if it works."""
+        return await self._replica.obstacle()
 
     async def metrics(self) -> list[str]:
         """Return the metrics of the engine."""

@@ -2,8 +2,8 @@
 
 In:    once a second, the names of the replicas that answered; the waiting calls, and which of them an engine is
        processing.
-Out:   silent replicas, which the router avoids; an error for each call whose engine is lost, or that has waited too
-       long for an engine to come up.
+Out:   silent replicas, which the router avoids; an error for each call whose engine is lost, that has waited too long
+       for an engine to come up, or that no engine will take because they stop.
 Never: treats a replica as silent before its first answer, or ends a call that an engine is processing, however long the
        call takes.
 """
@@ -51,6 +51,7 @@ LOST_ROUNDS = 10
 LOST = "the replica that processed the request died. Send the request again."
 
 NONE_UP = "no engine is up. Try again later."
+STOPPING = "the engines are stopping. Try again later."
 
 T = TypeVar("T")
 
@@ -58,7 +59,9 @@ T = TypeVar("T")
 class WaitingCall:
     """One call to an engine, with a caller that waits for the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_sent: Callable[[], bool]) -> None:
+        self.is_sent = is_sent
+        """Returns whether a replica has the call."""
         self.begun = False
         """Whether a part of the answer has arrived."""
         self.missed = 0
@@ -104,9 +107,9 @@ class WaitingCalls:
         self._calls: dict[str, WaitingCall] = {}
 
     @contextmanager
-    def call(self, name: str) -> Iterator[WaitingCall]:
-        """Track a call within the block."""
-        call = self._calls[name] = WaitingCall()
+    def call(self, name: str, is_sent: Callable[[], bool]) -> Iterator[WaitingCall]:
+        """Track a call within the block. `is_sent` returns whether a replica has it."""
+        call = self._calls[name] = WaitingCall(is_sent)
         try:
             yield call
         finally:
@@ -129,6 +132,11 @@ class WaitingCalls:
                     call.end(UnavailableError(NONE_UP))
                 call.outage += call.waits
         return [name for name, call in self._calls.items() if call.missed > 1]
+
+    @property
+    def unsent(self) -> list[WaitingCall]:
+        """Calls that wait for a replica to take them."""
+        return [call for call in self._calls.values() if call.waits and not call.is_sent()]
 
     def hear(self, running: Iterable[str]) -> None:
         """Record the calls that an engine is processing."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import Request
-from mars_ray.errors import MarsRayError, ReplicaLostError
+from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
@@ -67,10 +67,6 @@ class Replica:
         """Return the metrics of the engine as OpenMetrics text. Raises `ReplicaLostError`."""
         return self._metrics.text(await self._engine.state())
 
-    async def ready(self) -> bool:
-        """Return whether the engine answers. If a step is running, waits until it ends."""
-        try:
-            await self._engine.state()
-        except ReplicaLostError:
-            return False
-        return True
+    async def obstacle(self) -> str | None:
+        """Return the reason why the engine serves nothing now; None if it works."""
+        return self._engine.obstacle

@@ -142,6 +142,7 @@ class VllmEngine:
             step_time=self._records.step_time(),
             ttft_p95_s=self._stats.ttft_p95_s(),
             tpot_p95_s=self._stats.tpot_p95_s(),
+            progress=self._stats.progress + self._records.positions,
         )
 
     def set_thresholds(self, thresholds: Mapping[str, float]) -> None:
@@ -217,7 +218,7 @@ class VllmEngine:
         sequence.tokens += emitted.tokens
         if emitted.tokens:
             sequence.forwards += 1
-            self._stats.gained(sequence)
+            self._stats.gained(sequence, len(emitted.tokens))
             self._queue.served(sequence.service_class, len(emitted.tokens))
         chunk = Chunk(
             request_id=sequence.request.id,

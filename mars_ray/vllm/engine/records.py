@@ -36,6 +36,11 @@ class Records:
         positions = 1.0 + draft_positions(len(points[0].tokens))
         return tuple(replace(point, tokens=point.tokens[-1:], positions=(positions,)) for point in points)
 
+    @property
+    def positions(self) -> int:
+        """Positions that forwards computed so far, those of prompts included."""
+        return sum(int(total["positions"]) for total in self._step_times.values())
+
     def step_time(self) -> StepTime | None:
         """Return step times as a linear function of positions; None before the first steps."""
         sums = [total for total in self._step_times.values() if total["steps"]]
