@@ -48,7 +48,7 @@ def sequence_of(
         tokens=[*asked.prompt, *output],
         num_computed_tokens=computed,
         slot=slot,
-        drafts=Drafts(list(drafts)),
+        drafts=Drafts.certain(list(drafts)),
     )
 
 

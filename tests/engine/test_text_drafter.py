@@ -14,28 +14,28 @@ from mars_ray.engine.drafting.text_index import TextIndex
 WORDS = list(range(100, 160))
 
 
-def drafted(drafter: TextDrafter, prompt: list[int], answer: list[int], key: Hashable = None) -> TextDraft | None:
+def drafted(drafter: TextDrafter, prompt: list[int], answer: list[int], key: Hashable = None) -> TextDraft:
     text = SequenceText(TextIndex())
     return drafter.draft(text, prompt, prompt + answer, key, temperature=0.0, most=DRAFTS_MOST)
 
 
 def test_a_sequence_that_copies_its_prompt_gets_what_follows_there() -> None:
     draft = drafted(TextDrafter(), WORDS, [1, *WORDS[10:20]])
-    assert draft and draft.tokens == WORDS[20 : 20 + DRAFTS_MOST]
+    assert draft.tokens == WORDS[20 : 20 + DRAFTS_MOST]
 
 
 def test_the_answer_is_copied_if_its_match_is_the_longer_one() -> None:
     draft = drafted(TextDrafter(), [8, 1, 2, 3, 4], [9, 1, 2, 3, 5, 6, 9, 1, 2, 3])
-    assert draft and draft.tokens[:2] == [5, 6]
+    assert draft.tokens[:2] == [5, 6]
 
 
 def test_recent_answers_draft_for_sequences_with_their_key_only() -> None:
     drafter = TextDrafter()
     drafter.ended("ada", WORDS)
-    assert drafted(drafter, [1], WORDS[:5], "bob") is None
-    assert drafted(drafter, [1], WORDS[:5]) is None
+    assert not drafted(drafter, [1], WORDS[:5], "bob").tokens
+    assert not drafted(drafter, [1], WORDS[:5]).tokens
     draft = drafted(drafter, [1], WORDS[:5], "ada")
-    assert draft and draft.tokens[0] == WORDS[5]
+    assert draft.tokens[0] == WORDS[5]
 
 
 def test_a_longer_match_a_place_that_others_confirm_and_a_greedy_choice_are_surer() -> None:
@@ -43,10 +43,9 @@ def test_a_longer_match_a_place_that_others_confirm_and_a_greedy_choice_are_sure
     short, long = drafted(drafter, WORDS, WORDS[10:13]), drafted(drafter, WORDS, WORDS[10:30])
     confirmed = drafted(drafter, WORDS + WORDS, WORDS[10:13])
     torn = drafted(drafter, [*WORDS[:13], 1, 2, 3, *WORDS], WORDS[10:13])
-    assert short and long and confirmed and torn
     assert long.confidences[0] > short.confidences[0] == confirmed.confidences[0] > torn.confidences[0]
     warm = drafter.draft(SequenceText(TextIndex()), WORDS, WORDS + WORDS[10:13], None, temperature=1.0, most=1)
-    assert warm and warm.confidences[0] < short.confidences[0]
+    assert warm.confidences[0] < short.confidences[0]
 
 
 def test_a_long_prompt_is_indexed_in_bounded_parts_while_the_sequence_goes_on() -> None:
@@ -57,7 +56,7 @@ def test_a_long_prompt_is_indexed_in_bounded_parts_while_the_sequence_goes_on() 
         drafter.draft(text, prompt, tokens, None, 0.0, DRAFTS_MOST)
         assert len(text.prompt.tokens) == step * PROMPT_TOKENS_PER_STEP
     draft = drafter.draft(text, prompt, tokens, None, 0.0, 4)
-    assert draft and draft.tokens == prompt[-4:]
+    assert draft.tokens == prompt[-4:]
 
 
 def test_what_sequences_add_later_is_indexed_once() -> None:

@@ -69,7 +69,7 @@ def verified_by_hand(
             if math.prod(likely[first:seen]) < draft_price:
                 break
             result.drafts.tokens.append(mask.token)
-            result.drafts.confidences.append(mask.confidence)
+            result.drafts.probabilities.append(likely[seen - 1])
         if mask.token in stop_ids or len(verified) + seen == max_tokens or not mask.is_argmax:
             break
     return result, len(verified) + seen

@@ -280,7 +280,7 @@ class Engine:
         if emitted.tokens:
             self._stats.gained(sequence, len(emitted.tokens))
         if emitted.reason is None and acceptance is not None and not reproducible(sequence, acceptance):
-            self._drafts.choose(sequence, acceptance, text_price, self.running)
+            self._drafts.choose(sequence, text_price, self.running)
         chosen = chosen_picks(picks, verified)
         return Chunk(
             request_id=sequence.request.id,

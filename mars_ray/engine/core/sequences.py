@@ -80,7 +80,7 @@ def new_sequences(
             matcher=matcher,
             prompt_logprobs=[] if scored and index == 0 and not partial.tokens else None,
             # Forced tokens are fed together with the prompt.
-            drafts=Drafts(matcher.take_forced(max_tokens - len(partial.tokens))) if matcher else Drafts(),
+            drafts=Drafts.certain(matcher.take_forced(max_tokens - len(partial.tokens)) if matcher else []),
             forwards=partial.forwards,
         )
         sequences.append(sequence)

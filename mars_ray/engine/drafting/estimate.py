@@ -24,8 +24,6 @@ class AcceptanceEstimate:
         """Start with `weights`, which weigh as much as the observations of `prior_drafts` drafts."""
         self.weights = list(weights)
         self._curvature = [prior_drafts / 4] * len(self.weights)
-        self.squared_error = 0.0
-        """Decayed sum of the squared errors of the estimates, before each draft was observed (Brier score)."""
         self.observed = 0.0
         """Decayed number of observed drafts."""
 
@@ -42,10 +40,4 @@ class AcceptanceEstimate:
         for number, feature in enumerate(features):
             self._curvature[number] = KEEP * self._curvature[number] + curve * feature * feature
             self.weights[number] += error * feature / self._curvature[number]
-        self.squared_error = KEEP * self.squared_error + error * error
         self.observed = KEEP * self.observed + 1
-
-    @property
-    def brier_score(self) -> float | None:
-        """Mean squared error of the estimates; None before the first draft."""
-        return self.squared_error / self.observed if self.observed else None

@@ -4,6 +4,10 @@ The longest match for the end of the sequence gives the continuation, and an est
 gives the probability that each of its tokens is right. So a copy of long standing is drafted far ahead, and two tokens
 that happened to follow a common phrase are not.
 
+A draft is a chain. Where a copy reaches the end of its text, the longest match for all drafts so far continues it, so
+text that repeats itself is drafted on and on. Within a grammar, a copy ends before the first token that the grammar
+forbids or forces, the forced tokens follow, and then a copy of what follows these elsewhere.
+
 Sources: prompt lookup decoding (Saxena 2023); SuffixDecoding, arXiv 2411.04975.
 """
 
@@ -15,6 +19,7 @@ from dataclasses import dataclass, field
 from mars_ray.engine.drafting.estimate import AcceptanceEstimate
 from mars_ray.engine.drafting.recent_answers import RecentAnswers
 from mars_ray.engine.drafting.text_index import LONGEST, TextIndex, TextMatch
+from mars_ray.engine.grammar.matcher import Matcher
 
 DRAFTS_MOST = 32
 """Maximum number of drafts from text in a step."""
@@ -48,19 +53,29 @@ class TextDraft:
 
     tokens: list[int]
     confidences: list[float]
-    features: list[tuple[float, ...]]
-    """What the estimate learns from, by token."""
+    features: list[tuple[float, ...] | None]
+    """Input of the estimate for each token; None for a token that a grammar forces."""
 
     def worth(self, price: float) -> tuple[int, float]:
-        """Return how many tokens to draft if a position costs `price` tokens, and what they gain beyond their cost."""
+        """Return how many tokens to draft if a position costs `price` tokens, and what they gain beyond their cost.
+
+        Forced tokens gain and cost nothing, because they are taken anyway once the tokens before them are.
+        """
         right = 1.0
         gain = 0.0
-        for count, confidence in enumerate(self.confidences):
-            right *= confidence
-            if right < price:
-                return count, gain
-            gain += right - price
+        for count, (confidence, features) in enumerate(zip(self.confidences, self.features, strict=True)):
+            if features is not None:
+                right *= confidence
+                if right < price:
+                    return count, gain
+                gain += right - price
         return len(self.tokens), gain
+
+    def add(self, more: "TextDraft") -> None:
+        """Add tokens at the end."""
+        self.tokens.extend(more.tokens)
+        self.confidences.extend(more.confidences)
+        self.features.extend(more.features)
 
     def first(self, count: int) -> "TextDraft":
         """Return the first `count` tokens."""
@@ -75,27 +90,52 @@ class TextDrafter:
         self.estimate = AcceptanceEstimate(USUAL_WEIGHTS)
 
     def draft(
-        self, text: SequenceText, prompt: Tokens[int], tokens: list[int], key: Hashable, temperature: float, most: int
-    ) -> TextDraft | None:
-        """Return up to `most` drafts after `tokens`, which begin with `prompt`; None without a match.
+        self,
+        text: SequenceText,
+        prompt: Tokens[int],
+        tokens: list[int],
+        key: Hashable,
+        temperature: float,
+        most: int,
+        grammar: Matcher | None = None,
+    ) -> TextDraft:
+        """Return up to `most` drafts after `tokens`, which begin with `prompt`; an empty draft without a match.
 
-        `key` names the recent answers that the sequence may copy from; None if it may copy from none.
+        `key` names the recent answers that the sequence may copy from; None if it may copy from none. `grammar` stands
+        after `tokens`, and is there again at the end.
         """
         self._index(text, prompt, tokens)
+        draft = TextDraft([], [], [])
+        end = tokens[-LONGEST:]
+        while (room := most - len(draft.tokens)) > 0:
+            if grammar:
+                forced = grammar.take_forced(room)
+                draft.add(TextDraft(forced, [1.0] * len(forced), [None] * len(forced)))
+                room -= len(forced)
+            copy = self._copy(text, end + draft.tokens, key, temperature, room)
+            if grammar:
+                copy = copy.first(grammar.take_unforced(copy.tokens))
+            if not copy.tokens:
+                break
+            draft.add(copy)
+        if grammar:
+            grammar.seek([])
+        return draft
+
+    def _copy(self, text: SequenceText, tokens: list[int], key: Hashable, temperature: float, most: int) -> TextDraft:
         longest = _longest((text.answer, text.answer.find(tokens)), (text.prompt, text.prompt.find(tokens)))
         if key is not None and (recent := self._recent.find(key, tokens)):
             longest = _longest(longest, recent)
         index, match = longest
-        if match is None:
-            return None
-        drafts = index.following(match.next, most)
-        features = [_features(match, depth, temperature) for depth in range(len(drafts))]
-        return TextDraft(drafts, [self.estimate.probability(row) for row in features], features)
+        drafts = index.following(match.next, most) if match else []
+        features = [_features(match, depth, temperature) for depth in range(len(drafts))] if match else []
+        return TextDraft(drafts, [self.estimate.probability(row) for row in features], [*features])
 
     def verified(self, draft: TextDraft, right: int, judged: int) -> None:
         """Learn from the first `judged` tokens of a draft, of which the first `right` were right."""
         for index, features in enumerate(draft.features[:judged]):
-            self.estimate.observe(features, index < right)
+            if features is not None:
+                self.estimate.observe(features, index < right)
 
     def ended(self, key: Hashable, answer: Tokens[int]) -> None:
         """Let later sequences of the same key copy from an answer that has ended."""

@@ -5,6 +5,7 @@ the previous tokens, not on the way they were decoded, so grammars work the same
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from copy import copy
 from itertools import takewhile
 from typing import Protocol
@@ -135,6 +136,13 @@ class Matcher:
         while len(run) < room and (token := self.forced()) is not None and self.take(token):
             run.append(token)
         return run
+
+    def take_unforced(self, tokens: Sequence[int]) -> int:
+        """Take tokens up to the first that is forced or forbidden, and return how many were taken."""
+        for count, token in enumerate(tokens):
+            if self.forced() is not None or not self.take(token):
+                return count
+        return len(tokens)
 
     def seek(self, ahead: list[int]) -> None:
         """Move to the position after the settled tokens and `ahead`.

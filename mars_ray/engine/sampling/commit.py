@@ -66,15 +66,16 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
     sampling = sequence.request.sampling
     matcher.seek(gained)
     forced = matcher.take_forced(sequence.max_tokens - sequence.num_output_tokens - len(gained))
-    predicted = sequence.drafts.tokens
+    predicted = sequence.drafts
     # Without confidences there is no audit. An audit would mistake tokens of the grammar for choices of the model.
     sequence.accepted_confidences = []
     if sampling.logprobs is None:
         gained = gained + forced
-        sequence.drafts = Drafts(predicted[len(forced) :])
+        sequence.drafts = predicted.after(len(forced))
     else:
         matcher.seek(gained)
-        sequence.drafts = Drafts(max(predicted, forced, key=len))  # the longer list begins with the shorter
+        if len(forced) > len(predicted.tokens):  # the longer list begins with the shorter
+            sequence.drafts = Drafts.certain(forced)
     matcher.settle()
     return gained, matcher.ended
 
@@ -123,7 +124,7 @@ def record(
     sequence = scheduled.sequence
     if scheduled.num_masks:
         _record_masks(profile, scheduled, picks, verification, output, draft_price)
-    if (confidences := sequence.drafts.confidences) and not sequence.drafts.text:
+    if (confidences := sequence.drafts.probabilities) and not sequence.drafts.text and sequence.matcher is None:
         right = verification.num_accepted_drafts
         ends = sequence.drafts.tokens[-1] in sequence.stop_ids  # a stop token is the last draft
         profile.observe_drafts(confidences, right, after=len(sequence.accepted_confidences), ends=ends)

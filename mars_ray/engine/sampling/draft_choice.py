@@ -1,4 +1,4 @@
-"""Choose the drafts that a sequence feeds in its next step: those of its masks, or what its text suggests.
+"""Choose the drafts that a sequence feeds in its next step: those of its masks, or what its text and grammar suggest.
 
 In:    The drafts that verification left from masks, the text of the sequence, and the price of a position in tokens.
 Out:   The drafts with the larger expected gain. The next step verifies them, whatever their source.
@@ -6,15 +6,12 @@ Never: A draft from text is kept without verification. Answers that must be repr
        without verification get none, because such an answer depends on where its masks stand.
 """
 
-import math
 from collections import Counter
 from collections.abc import Hashable
-from itertools import accumulate
-from operator import mul
 
 from mars_ray.engine.drafting.text_drafter import DRAFTS_MOST, SequenceText, TextDraft, TextDrafter
 from mars_ray.engine.drafting.text_index import TextIndex
-from mars_ray.engine.request import Acceptance, Request
+from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.stats.state import DraftCounts
 from mars_ray.method.drafts import DRAFT_POSITIONS
@@ -35,20 +32,18 @@ class DraftChoice:
         self._drafted: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
 
-    def choose(self, sequence: Sequence, acceptance: Acceptance, price: float, running: int) -> None:
+    def choose(self, sequence: Sequence, price: float, running: int) -> None:
         """Replace the drafts of a sequence, which has just gained tokens, if its text suggests better ones.
 
         `price` is the cost of a position in tokens, and `running` is the number of sequences that share a step.
         """
-        drafts = sequence.drafts
-        if not drafts.have_confidences and sequence.request.sampling.logprobs is not None:
-            return  # forced tokens whose log-probabilities the caller wants
         left = min(sequence.max_tokens - sequence.num_output_tokens, self._max_model_len - len(sequence.tokens)) - 1
         most = min(DRAFTS_MOST, DRAFTS_PER_STEP // running, left)
-        if most <= 0 or price >= 1 or not (text := self._draft_from_text(sequence, most)):
+        if most <= 0 or price >= 1:
             return
+        text = self._draft_from_text(sequence, most)
         count, gain = text.worth(price)
-        if count and gain > _gain(drafts, acceptance, price):
+        if count and gain > _gain(sequence, price):
             stop = next((number for number, token in enumerate(text.tokens, 1) if token in sequence.stop_ids), count)
             text = text.first(min(count, stop))
             sequence.drafts = Drafts(text.tokens, text.confidences, text)
@@ -56,11 +51,12 @@ class DraftChoice:
     def verified(self, sequence: Sequence, right: int, tokens: int) -> None:
         """Count and learn from the drafts of a sequence, of which `right` were right, when it took `tokens` tokens."""
         drafts = sequence.drafts
-        source = "text" if drafts.text else "masks" if drafts.confidences else "grammar"
-        if not (judged := min(tokens, len(drafts.tokens))):
-            return
-        self._drafted[source] += judged
-        self._right[source] += right
+        features = drafts.text.features if drafts.text else [None] * len(drafts.tokens)
+        judged = min(tokens, len(drafts.tokens))
+        for index in range(judged):
+            source = "text" if features[index] else "masks" if sequence.matcher is None else "grammar"
+            self._drafted[source] += 1
+            self._right[source] += index < right
         if drafts.text:
             self._drafter.verified(drafts.text, right, judged)
 
@@ -80,12 +76,18 @@ class DraftChoice:
         """Forget all recent answers."""
         self._drafter.forget()
 
-    def _draft_from_text(self, sequence: Sequence, most: int) -> TextDraft | None:
+    def _draft_from_text(self, sequence: Sequence, most: int) -> TextDraft:
         request = sequence.request
         if sequence.text is None:
             sequence.text = SequenceText(self._prompts.setdefault(request.id, TextIndex()))
         return self._drafter.draft(
-            sequence.text, request.prompt, sequence.tokens, _owner(request), request.sampling.temperature, most
+            sequence.text,
+            request.prompt,
+            sequence.tokens,
+            _owner(request),
+            request.sampling.temperature,
+            most,
+            sequence.matcher,
         )
 
 
@@ -94,9 +96,15 @@ def _owner(request: Request) -> Hashable:
     return request.tenant, request.service_class, request.decode.adapter
 
 
-def _gain(drafts: Drafts, acceptance: Acceptance, price: float) -> float:
-    """Return the tokens that drafts from masks are expected to gain beyond the cost of their positions."""
-    if not drafts.have_confidences:
-        return len(drafts.tokens) * (0.5 - DRAFT_POSITIONS * price)  # a grammar hides how likely they are
-    likely = drafts.probabilities(acceptance.metric)
-    return math.fsum(accumulate(likely, mul)) - DRAFT_POSITIONS * price * len(likely)
+def _gain(sequence: Sequence, price: float) -> float:
+    """Return the tokens that drafts from masks are expected to gain beyond the cost of their positions.
+
+    What a grammar forces gains and costs nothing (see `TextDraft.worth`).
+    """
+    right = 1.0
+    gain = 0.0
+    for probability in sequence.drafts.probabilities:
+        right *= probability
+        if probability < 1 or sequence.matcher is None:
+            gain += right - DRAFT_POSITIONS * price
+    return gain

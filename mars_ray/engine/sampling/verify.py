@@ -97,11 +97,12 @@ def verify(
             result.accepted.append(token)
             result.accepted_confidences.append(confidence)
         else:
-            all_right *= least_probability(confidence, acceptance.metric)
+            probability = least_probability(confidence, acceptance.metric)
+            all_right *= probability
             if all_right < draft_price:
                 break
             result.drafts.tokens.append(token)
-            result.drafts.confidences.append(confidence)
+            result.drafts.probabilities.append(probability)
         if token in stop_ids:
             break
         left -= 1

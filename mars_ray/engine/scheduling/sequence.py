@@ -8,7 +8,6 @@ from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.errors import MarsRayError
-from mars_ray.method.metric import Metric, least_probability
 
 
 @dataclass(slots=True)
@@ -16,24 +15,19 @@ class Drafts:
     """Proposed tokens that the next forward feeds after the tokens of a sequence, and verifies."""
 
     tokens: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    """Confidence of each token: in the metric of the request, or its probability if the tokens come from text. Empty if
-    a grammar forces the tokens."""
+    probabilities: list[float] = field(default_factory=list)
+    """Estimated probability that each token is right if all tokens before it are right."""
     text: TextDraft | None = None
     """The draft from text that these tokens are; None for other sources."""
 
-    @property
-    def have_confidences(self) -> bool:
-        """Whether the chance of each draft is known. True without drafts."""
-        return len(self.confidences) == len(self.tokens)
+    @classmethod
+    def certain(cls, tokens: list[int]) -> "Drafts":
+        """Return tokens that a grammar forces."""
+        return cls(tokens, [1.0] * len(tokens))
 
-    def probabilities(self, metric: Metric) -> list[float]:
-        """Return the probability of each token, given that all before it are right. `metric` is that of the request."""
-        return (
-            self.confidences
-            if self.text
-            else [least_probability(confidence, metric) for confidence in self.confidences]
-        )
+    def after(self, count: int) -> "Drafts":
+        """Return the drafts from masks that follow the first `count`."""
+        return Drafts(self.tokens[count:], self.probabilities[count:])
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +51,7 @@ class Sequence:
     slot: int | None = None
     """Slot of the KV cache; None while the sequence waits."""
     drafts: Drafts = field(default_factory=Drafts)
-    """Predictions at masks that fell short of the threshold, tokens that a grammar forces, or a copy from text."""
+    """Predictions at masks that fell short of the threshold, or a copy from text, and tokens that a grammar forces."""
     text: SequenceText | None = None
     """Indexes of the prompt and the answer; None before the first draft from text."""
     accepted_confidences: list[float] = field(default_factory=list)

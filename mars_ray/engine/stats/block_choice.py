@@ -139,10 +139,9 @@ class BlockChoice:
         if drafts.tokens and drafts.tokens[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
         probes = sequence is self._probe and _adapts(sequence, acceptance)  # else the load would change an answer
-        if drafts.have_confidences and not probes:
-            likely = drafts.probabilities(acceptance.metric)
+        if not probes:
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
-            rows = masks_behind_drafts(likely, worth_K, price, most)
+            rows = masks_behind_drafts(drafts.probabilities, worth_K, price, most)
             if len(sequence.tokens) + len(drafts.tokens) + sum(rows) <= max_columns:
                 return rows
         return masks_behind_the_last(len(drafts.tokens), most[-1])

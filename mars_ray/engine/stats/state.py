@@ -49,7 +49,7 @@ class DraftCounts:
     """Drafts of one source since the engine started."""
 
     source: str
-    """`masks`, `text`, or `grammar` for drafts that a grammar forced or allowed."""
+    """`masks`, `text`, or `grammar` for tokens that a grammar forces and for drafts from masks within a grammar."""
     drafted: int
     """Drafts that were verified, up to the first wrong one of each step."""
     right: int
