@@ -14,7 +14,6 @@ from benchmarks.decode.shapes import PREFIX, resolve_shape
 from benchmarks.decode.transformers_peers import PeerRun, Unavailable, generate_continuous, generate_static
 from benchmarks.decode.workload import Workload, bundled_workload
 from mars_ray.engine.chunk import Finished
-from mars_ray.engine.core.adapters import BLOCK_WITHOUT_CARD
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
@@ -151,7 +150,7 @@ def _static(case: Subject, batch: int, cache_block: int | None) -> Sample:
     """Run a decoder of the paper: static batches with a block cache, or without a cache."""
     card = case.checkpoint.card
     mask_id = case.checkpoint.mask_id
-    block = (card and card.block) or BLOCK_WITHOUT_CARD
+    block = (card and card.block) or 1
     sequences: list[DecodedSequence] = []
     started_s = time.perf_counter()
     for start in range(0, len(case.workload.prompts), batch):

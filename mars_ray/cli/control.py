@@ -160,7 +160,7 @@ def _tables(status: dict[str, Any]) -> list[Table]:
             f"{replica['age_s']:.1f} s ago",
         )
     notes = [note for replica in status["replicas"] for note in _engine_notes(replica["replica"], replica["state"])]
-    replicas.caption = escape("\n".join(filter(None, [*notes, status["notice"]]))) or None
+    replicas.caption = escape("\n".join(filter(None, [*notes, *status["warnings"], status["notice"]]))) or None
     replicas.caption_justify = "left"
     return [classes, replicas, *_prices(status)]
 

@@ -18,6 +18,7 @@ from mars_ray.errors import ModelError
 from mars_ray.method.metric import Metric
 from mars_ray.method.reference import DecodedSequence, DecodeOptions, decode, forward, last_logits
 from mars_ray.model.checkpoint import Checkpoint
+from tests.factories.cards import model_card
 from tests.factories.engine import MakeEngine, Output, as_unknown, bundled_checkpoint, collect, engine_of, request, run
 from tests.factories.networks import tiny_network
 from tests.factories.tokenizers import tiny_tokenizer
@@ -299,7 +300,7 @@ def test_modes_mix_in_one_batch(make_engine: MakeEngine, prompts: list[tuple[int
 )
 def test_other_architectures_decode_unchanged(architecture: str, kernels: bool) -> None:
     network: PreTrainedModel = tiny_network(architecture, **NETWORK, **DIFFERENT.get(architecture, {}))
-    checkpoint = Checkpoint(network=deepcopy(network), tokenizer=tiny_tokenizer(), mask_id=310, card=None)
+    checkpoint = Checkpoint(deepcopy(network), tiny_tokenizer(), mask_id=310, card=model_card(block=3))
     if not kernels:
         as_unknown(checkpoint)
     given = [tuple(range(5, 5 + length)) for length in (3, 21, 40)]

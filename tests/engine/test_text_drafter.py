@@ -4,7 +4,10 @@ from collections.abc import Hashable
 
 from mars_ray.engine.drafting.text_drafter import (
     DRAFTS_MOST,
+    FIRST_REST,
+    LONGEST_REST,
     PROMPT_TOKENS_PER_STEP,
+    TRIAL_DRAFTS,
     SequenceText,
     TextDraft,
     TextDrafter,
@@ -65,3 +68,46 @@ def test_what_sequences_add_later_is_indexed_once() -> None:
     for end in range(1, 30):
         drafter.draft(text, prompt, [*prompt, *WORDS[:end]], None, 0.0, 1)
     assert list(text.answer.tokens) == [*prompt[-32:], *WORDS[:29]]
+
+
+def mislead(drafter: TextDrafter, price: float) -> int:
+    """Verify wrong drafts until none is worth its price, and return their number."""
+    for number in range(10_000):
+        draft = drafted(drafter, WORDS, WORDS[10:13])
+        assert draft
+        if not draft.worth(price)[0]:
+            return number
+        drafter.verified(draft.first(1), 0, 1)
+    raise AssertionError("wrong drafts go on")
+
+
+def refusals(drafter: TextDrafter, price: float) -> int:
+    """Refuse drafts until one is worth its price again, and return their number."""
+    for number in range(LONGEST_REST + 1):
+        draft = drafted(drafter, WORDS, WORDS[10:13]) if number % 512 in (0, 1) else None
+        if draft and draft.worth(price)[0]:
+            return number
+        drafter.refused()
+    raise AssertionError("no draft is tried again")
+
+
+def test_drafts_that_are_never_right_end_by_their_price_and_are_tried_again_ever_later() -> None:
+    drafter = TextDrafter()
+    rests = []
+    for _ in range(3):
+        assert mislead(drafter, 0.2) < TRIAL_DRAFTS
+        rests.append(refusals(drafter, 0.2))
+    assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
+
+
+def test_drafts_that_are_right_again_pass_the_trial() -> None:
+    drafter = TextDrafter()
+    for _ in range(2):
+        mislead(drafter, 0.2)
+        refusals(drafter, 0.2)
+    for _ in range(2 * TRIAL_DRAFTS):
+        draft = drafted(drafter, WORDS, WORDS[10:13])
+        assert draft and draft.worth(0.2)[0]
+        drafter.verified(draft.first(1), 1, 1)
+    mislead(drafter, 0.2)
+    assert refusals(drafter, 0.2) == FIRST_REST

@@ -66,6 +66,8 @@ def verified_by_hand(
             likely = [
                 math.exp(-each.confidence) if needs.metric is Metric.ENTROPY else each.confidence for each in masks
             ]
+            if seen == 1:
+                result.prediction = mask.token, likely[0]
             if math.prod(likely[first:seen]) < draft_price:
                 break
             result.drafts.tokens.append(mask.token)

@@ -30,7 +30,7 @@ from mars_ray.control.policies.policy_registry import POLICIES
 from mars_ray.control.policies.spare import callers_alone, decide_for_batches, has_batches
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.service_class import BATCH_CLASS
-from mars_ray.engine.stats.state import notice_of
+from mars_ray.engine.stats.state import notice_of, warnings_of
 from mars_ray.errors import ReportError
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Controller:
             workers=len(engine_states),
             late_s=max(decision.late_s for decision in self._decisions.values()),
             paused=self._job.paused,
-            notice=notice_of(engine_states),
+            notice="; ".join(filter(None, (notice_of(engine_states), *warnings_of(engine_states)))),
         )
 
     def thresholds(self) -> dict[str, float]:
@@ -182,6 +182,7 @@ class Controller:
             desired_replicas=self._desired_replicas,
             replicas=replicas,
             notice=notice_of(replica.state for replica in replicas),
+            warnings=warnings_of(replica.state for replica in replicas),
             price_per_hour=load.price_per_hour,
             price_per_million_tokens=load.price_per_million_tokens(self._replicas.tokens_s()),
             curve=curve_of(load, self._plan),

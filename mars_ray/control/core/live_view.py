@@ -109,4 +109,4 @@ class RunningJob:
     late_s: float
     paused: bool
     notice: str = ""
-    """Sentence that goes with all figures of the job; usually empty."""
+    """Sentences that go with all figures of the job; usually empty."""

@@ -67,6 +67,8 @@ class ClusterStatus:
     classes: tuple[ClassStatus, ...]
     notice: str = ""
     """Sentence that goes with all these figures; usually empty."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about what operators should look into, such as drafts that are no longer right."""
     price_per_hour: float | None = None
     """Price of all replicas together for an hour; None unless every replica has a price."""
     price_per_million_tokens: float | None = None

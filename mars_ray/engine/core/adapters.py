@@ -15,12 +15,11 @@ from mars_ray.engine.execution.model_runner import ForwardOutput, MaskRow, Model
 from mars_ray.engine.request import Request, check_adapter
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.stats.acceptance_watch import AcceptanceWatch
+from mars_ray.engine.stats.state import SourceAcceptance
 from mars_ray.errors import AdapterError
 from mars_ray.model.card import Card
 from mars_ray.model.checkpoint import Checkpoint
-
-BLOCK_WITHOUT_CARD = 8
-"""Default block, for a checkpoint whose card does not set one."""
 
 AdaptersByName = abc.Mapping[str | None, Adapter]
 """Adapters by the names that requests use; None is the key of the default adapter."""
@@ -49,6 +48,7 @@ class MaskDecoder:
     adapter: LoadedAdapter | None
     block: int
     """Largest number of tokens proposed per forward. At 1 there are no masks."""
+    watch: AcceptanceWatch
 
 
 class Adapters:
@@ -57,13 +57,13 @@ class Adapters:
     def __init__(self, runner: ModelRunner, base: Checkpoint, by_name: AdaptersByName) -> None:
         """Pack the adapters `by_name`. Raises `AdapterError` if one does not fit the model."""
         self._runner = runner
-        self._card = base.card
         self._loader = AdapterLoader(base.folder) if base.folder else None
         packed = {name: self.pack(adapter) for name, adapter in by_name.items()}
-        self._unnamed = packed.get(None)
-        self._named: dict[str, LoadedAdapter] = {}
-        self._base_knows_masks = self._unnamed is None
-        """Whether masks help the base model. If it has adapters and no card, it was not trained on masks."""
+        unnamed = packed.get(None)
+        self._default_card = unnamed.card if unnamed else base.card
+        self.default = _decoder("masks", unnamed, self._default_card)
+        """Decoder of requests that name no adapter. A model without a card was not trained on masks, so it has none."""
+        self._named: dict[str, MaskDecoder] = {}
         self._of_request: dict[str, MaskDecoder] = {}
         """Decoder of each request that has not ended."""
         self._numbers: dict[LoadedAdapter, int] = {}
@@ -81,38 +81,35 @@ class Adapters:
         return LoadedAdapter(self._runner.pack(adapter.lora), adapter.card)
 
     @property
-    def default(self) -> MaskDecoder:
-        """Decoder of requests that name no adapter."""
-        if self._unnamed is not None:
-            return MaskDecoder(self._unnamed, self._unnamed.card.block)
-        block = self._card.block if self._card else None
-        return MaskDecoder(None, block or (BLOCK_WITHOUT_CARD if self._base_knows_masks else 1))
-
-    @property
     def block(self) -> int:
         """Largest block of all decoders."""
-        return max(self.default.block, *(adapter.card.block for adapter in self._named.values()), 1)
+        return max(decoder.block for decoder in self._decoders)
+
+    @property
+    def acceptance(self) -> tuple[SourceAcceptance, ...]:
+        """Acceptance of the latest predictions of each decoder that has made some."""
+        return tuple(filter(None, (decoder.watch.state() for decoder in self._decoders)))
 
     @property
     def calibration(self) -> Calibration:
         """Calibration from the card of the default decoder, or else from the first adapter."""
-        cards: list[Card | AdapterCard | None] = [self._unnamed.card if self._unnamed else self._card]
-        cards += [adapter.card for adapter in self._named.values()]
+        cards = [self._default_card, *(decoder.adapter.card for decoder in self._named.values() if decoder.adapter)]
         points = next((card.calibration for card in cards if card and card.calibration), ())
         return {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
 
     def set(self, named: abc.Mapping[str, LoadedAdapter]) -> None:
-        """Replace the adapters with a name."""
-        self._named = dict(named)
-        if named:
-            self._base_knows_masks = False
+        """Replace the adapters with a name. An adapter that keeps its name keeps its acceptance."""
+        known = self._named
+        self._named = {
+            name: known[name] if name in known and known[name].adapter is adapter else _named_decoder(name, adapter)
+            for name, adapter in named.items()
+        }
         self._free_unused()
 
     def begin(self, request: Request) -> None:
         """Choose the decoder of a request that `check` has accepted, until `end`."""
         name = request.decode.adapter
-        adapter = self._named[name] if name is not None else None
-        self._of_request[request.id] = MaskDecoder(adapter, adapter.card.block) if adapter else self.default
+        self._of_request[request.id] = self.default if name is None else self._named[name]
 
     def end(self, request_id: str) -> None:
         """Free the adapter of a request that has ended if nothing else needs it."""
@@ -124,9 +121,9 @@ class Adapters:
         adapter = self._of_request[sequence.request.id].adapter
         return -1 if adapter is None else self._numbers[adapter]
 
-    def block_of(self, sequence: Sequence) -> int:
-        """Return the largest block of a sequence; 1 if masks do not help it."""
-        return self._of_request[sequence.request.id].block
+    def decoder_of(self, sequence: Sequence) -> MaskDecoder:
+        """Return the decoder of the masks of a sequence."""
+        return self._of_request[sequence.request.id]
 
     def correct_masks(self, batch: list[ScheduledSequence], picks: list[Picks], output: ForwardOutput) -> None:
         """Correct the logits of masks in `output` with the sampler heads of their adapters."""
@@ -142,10 +139,25 @@ class Adapters:
         """Raise a `RequestError` if the adapter of a request is unknown."""
         check_adapter(request.decode.adapter, self._named)
 
+    @property
+    def _decoders(self) -> tuple[MaskDecoder, ...]:
+        return self.default, *self._named.values()
+
     def _free_unused(self) -> None:
         """Keep only adapters with a name or with requests in the runner."""
-        wanted = [self._unnamed, *self._named.values(), *(decoder.adapter for decoder in self._of_request.values())]
+        wanted = [decoder.adapter for decoder in (*self._decoders, *self._of_request.values())]
         numbers = {adapter: number for number, adapter in enumerate(dict.fromkeys(filter(None, wanted)))}
         if list(numbers) != list(self._numbers):
             self._numbers = numbers
             self._runner.use([adapter.packed for adapter in numbers])
+
+
+def _named_decoder(name: str, adapter: LoadedAdapter) -> MaskDecoder:
+    return _decoder(f"masks of {name}", adapter, adapter.card)
+
+
+def _decoder(source: str, adapter: LoadedAdapter | None, card: Card | AdapterCard | None) -> MaskDecoder:
+    """Return a decoder of masks that `card` describes. Without a card it has no masks."""
+    lossless = max(card.calibration, key=lambda point: point.threshold, default=None) if card else None
+    watch = AcceptanceWatch(source, lossless.tokens_per_forward if lossless else None)
+    return MaskDecoder(adapter, (card and card.block) or 1, watch)

@@ -22,9 +22,10 @@ from mars_ray.engine.core.sequences import ClassThresholds, new_sequences
 from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Grammars
 from mars_ray.engine.kv.slot_allocator import SlotAllocator
+from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import DEFAULT_OPTIONS, EngineOptions
-from mars_ray.engine.request import LOSSLESS, Request
-from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, record
+from mars_ray.engine.request import LOSSLESS, Acceptance, Request
+from mars_ray.engine.sampling.commit import advance, audits_of, chosen_picks, judged_prediction, record
 from mars_ray.engine.sampling.draft_choice import DraftChoice
 from mars_ray.engine.sampling.proposals import logprobs_of, prompt_logprobs_of, propose_all
 from mars_ray.engine.sampling.verify import Proposals, verify
@@ -155,6 +156,7 @@ class Engine:
             progress=self._stats.progress,
             longest_step_s=self.step_time.longest_s(self._max_prefill_tokens + self.running * (1 + self.block)),
             drafts=self._drafts.counts(),
+            acceptance=self._adapters.acceptance,
             modelled=self._stats.modelled,
         )
 
@@ -183,7 +185,7 @@ class Engine:
         self._stats.step_began()
         chunks, self._cancelled = self._cancelled, []
         thresholds = tuple(self._thresholds.by_class.values())
-        self._blocks.next_step(self._scheduler.running, self._thresholds.acceptance, thresholds, self._stats.kv_tokens)
+        self._blocks.next_step(self._scheduler.running, self._acceptance, thresholds, self._stats.kv_tokens)
         try:
             batch = self._schedule()
         except Exception as error:  # no memory for a wider cache, which is not the fault of one request
@@ -217,9 +219,22 @@ class Engine:
         return batch
 
     def _masks_for(self, sequence: Sequence) -> Masks:
-        full = self._adapters.block_of(sequence)
-        acceptance = self._thresholds.acceptance(sequence) if full > 1 else None
-        return self._blocks.masks_for(sequence, acceptance, full, self.limits.max_model_len)
+        decoder = self._adapters.decoder_of(sequence)
+        return self._blocks.masks_for(
+            sequence,
+            self._acceptance(sequence),
+            decoder.block,
+            self.limits.max_model_len,
+            trial=decoder.watch.on_trial,
+        )
+
+    def _acceptance(self, sequence: Sequence) -> Acceptance | None:
+        """Return the condition for accepting tokens at masks in a sequence now; None if the sequence gets no masks."""
+        decoder = self._adapters.decoder_of(sequence)
+        acceptance = self._thresholds.acceptance(sequence) if decoder.block > 1 else None
+        if acceptance and decoder.watch.off and not reproducible(sequence, acceptance):
+            return None
+        return acceptance
 
     def _run(self, batch: list[ScheduledSequence], audit: bool) -> list[Chunk]:
         """Run one forward over `batch`, verify and commit. If the forward fails, run each sequence alone."""
@@ -267,20 +282,26 @@ class Engine:
         if sequence.max_tokens == 0:
             sequence.num_computed_tokens += scheduled.num_tokens
             return replace(self._cut_short(sequence, "length"), prompt_logprobs=scored)
-        acceptance = self._thresholds.acceptance(sequence)
+        acceptance = self._acceptance(sequence)
         rule = acceptance or LOSSLESS  # without masks nothing is accepted
         left = sequence.max_tokens - sequence.num_output_tokens
         price = self._blocks.draft_price(sequence, rule)
         verified = verify(proposals, sequence.drafts.tokens, rule, price, sequence.stop_ids, left)
-        record(self.profile, scheduled, picks, verified, output, acceptance, price)
+        audits = audits_of(sequence, picks, output)
+        record(self.profile, scheduled, picks, verified, output, acceptance, price, audits)
         self._drafts.verified(sequence, verified.num_accepted_drafts, len(verified.verified))
-        count = sequence.request.sampling.logprobs
-        audits = () if count is None else audits_of(sequence, picks, output)
+        watch = self._adapters.decoder_of(sequence).watch
+        judged = judged_prediction(sequence, verified, audits, rule.metric)
+        if judged and watch.observe(*judged):
+            self.profile.forget(self._adapters.calibration)  # what it learned from the collapse holds no longer
         emitted = advance(sequence, verified)
+        watch.generated(len(emitted.tokens))
         if emitted.tokens:
             self._stats.gained(sequence, len(emitted.tokens))
-        if emitted.reason is None and acceptance is not None and not reproducible(sequence, acceptance):
+        drafts_text = sequence.request.decode.mode is not Mode.AR and not reproducible(sequence, rule)
+        if emitted.reason is None and drafts_text:
             self._drafts.choose(sequence, text_price, self.running)
+        count = sequence.request.sampling.logprobs
         chosen = chosen_picks(picks, verified)
         return Chunk(
             request_id=sequence.request.id,
@@ -289,7 +310,7 @@ class Engine:
             pieces=emitted.pieces,
             logprobs=() if count is None else logprobs_of(emitted, chosen, count, output, sequence.forwards),
             prompt_logprobs=scored,
-            audits=audits,
+            audits=() if count is None else audits,
             threshold=rule.threshold,
             accepted=((rule.threshold, emitted.accepted),) if emitted.accepted else (),
             masks=scheduled.num_masks,

@@ -27,6 +27,14 @@ DRAFTS_MOST = 32
 PROMPT_TOKENS_PER_STEP = 4096
 """Maximum number of prompt tokens that a step adds to an index, which takes about 4 ms."""
 
+FIRST_REST = 2048
+"""Number of drafts refused in a row after which drafts are tried again. Each trial that fails doubles the number."""
+
+LONGEST_REST = 2**20
+
+TRIAL_DRAFTS = 200
+"""Number of verified drafts after which drafts that are still worth their price have passed the trial."""
+
 USUAL_WEIGHTS = (1.7, 1.0, 2.6, -1.0)
 """Weights of `_features` before the first draft: a fit to 3,700 drafts of Qwen2.5-Coder-0.5B in six tasks, without the
 last one, which is a guess."""
@@ -88,6 +96,9 @@ class TextDrafter:
     def __init__(self) -> None:
         self.forget()
         self.estimate = AcceptanceEstimate(USUAL_WEIGHTS)
+        self._refused = 0
+        """Number of drafts refused since the last verified one."""
+        self._rest = FIRST_REST
 
     def draft(
         self,
@@ -136,6 +147,19 @@ class TextDrafter:
         for index, features in enumerate(draft.features[:judged]):
             if features is not None:
                 self.estimate.observe(features, index < right)
+        if any(draft.features[:judged]):
+            self._refused = 0
+        if self.estimate.observed >= TRIAL_DRAFTS:
+            self._rest = FIRST_REST
+
+    def refused(self) -> None:
+        """Record that a draft was not worth its price. After many in a row the estimate forgets what it learned,
+        because it would learn nothing more without drafts."""
+        self._refused += 1
+        if self._refused >= self._rest:
+            self.estimate = AcceptanceEstimate(USUAL_WEIGHTS)
+            self._refused = 0
+            self._rest = min(2 * self._rest, LONGEST_REST)
 
     def ended(self, key: Hashable, answer: Tokens[int]) -> None:
         """Let later sequences of the same key copy from an answer that has ended."""

@@ -15,7 +15,7 @@ from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.stats.profile import Profile
-from mars_ray.method.metric import Metric
+from mars_ray.method.metric import Metric, least_probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,9 @@ def advance(sequence: Sequence, verification: Verification) -> Emitted:
     sequence.forwards += 1
     emitted = emit(sequence, gained, ended)
     sequence.tokens += emitted.tokens
+    # A forced token takes the place that the prediction is for.
+    is_next = len(emitted.tokens) == len(verification.verified)
+    sequence.prediction = verification.prediction if is_next else None
     sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens))
     unverified = len(emitted.tokens) - len(verification.verified)
     return replace(emitted, accepted=max(0, min(unverified, len(verification.accepted))))
@@ -114,6 +117,7 @@ def record(
     output: ForwardOutput,
     acceptance: Acceptance | None,
     draft_price: float,
+    audits: tuple[Audit, ...],
 ) -> None:
     """Record the confidences at the masks that were read, and which drafts and accepted tokens were right.
 
@@ -130,9 +134,28 @@ def record(
         profile.observe_drafts(confidences, right, after=len(sequence.accepted_confidences), ends=ends)
         if not sequence.accepted_confidences and acceptance == LOSSLESS:
             profile.observe_audit(0.0, confidences, [True] * right + [False])
-    if audits := audits_of(sequence, picks, output):
+    if audits:
         agreed = [audit.token == token for audit, token in zip(audits, sequence.tokens[-len(audits) :], strict=True)]
         profile.observe_audit(acceptance.threshold, sequence.accepted_confidences, agreed)
+
+
+def judged_prediction(
+    sequence: Sequence, verification: Verification, audits: tuple[Audit, ...], metric: Metric
+) -> tuple[float, bool] | None:
+    """Return the probability that the token that the last step predicted, or accepted, at its first mask is right, and
+    whether it is; None if it was not verified. Call this before `advance`.
+
+    Confidences are those of temperature 1. With draws, two tokens of one distribution agree at least as often as both
+    are the most likely token. At higher temperatures they agree even less often, so nothing is judged.
+    """
+    temperature = sequence.request.sampling.temperature
+    if temperature <= 1 and sequence.prediction and verification.verified:
+        token, confidence = sequence.prediction
+        return (confidence**2 if temperature else confidence), token == verification.verified[0]
+    if audits:
+        probability = least_probability(sequence.accepted_confidences[0], metric)
+        return probability, audits[0].token == sequence.tokens[-len(audits)]
+    return None
 
 
 def _record_masks(

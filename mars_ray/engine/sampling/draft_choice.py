@@ -43,7 +43,9 @@ class DraftChoice:
             return
         text = self._draft_from_text(sequence, most)
         count, gain = text.worth(price)
-        if count and gain > _gain(sequence, price):
+        if any(text.features) and not any(text.features[:count]):
+            self._drafter.refused()
+        elif count and gain > _gain(sequence, price):
             stop = next((number for number, token in enumerate(text.tokens, 1) if token in sequence.stop_ids), count)
             text = text.first(min(count, stop))
             sequence.drafts = Drafts(text.tokens, text.confidences, text)

@@ -54,6 +54,8 @@ class Verification:
     """Tokens at masks after `accepted`, beginning with the first that falls short of the threshold."""
     num_accepted_drafts: int = 0
     """Number of drafts of the previous step that were right."""
+    prediction: tuple[int, float] | None = None
+    """Token at the first mask and its probability; None without masks, or if the token was accepted."""
 
 
 def verify(
@@ -98,6 +100,8 @@ def verify(
             result.accepted_confidences.append(confidence)
         else:
             probability = least_probability(confidence, acceptance.metric)
+            if not (result.accepted or result.drafts.tokens):
+                result.prediction = token, probability
             all_right *= probability
             if all_right < draft_price:
                 break

@@ -116,29 +116,36 @@ class BlockChoice:
             self._probe = running[self._probed % len(running)]
             self._probed += 1
 
-    def block(self, sequence: Sequence, acceptance: Acceptance) -> int:
+    def _block(self, sequence: Sequence, acceptance: Acceptance) -> int:
         """Return the block for a sequence whose request does not fix one, for the largest block of the engine."""
-        if not _adapts(sequence, acceptance) or sequence is self._probe:
+        if not _adapts(sequence, acceptance):
             return self._full
         if self._try_rival:
             return self._rival
         # `masks_for` drops the masks of the full block that are not worth their price.
         return self._full if self._step_time.model is not None and self._chosen > 1 else self._chosen
 
-    def masks_for(self, sequence: Sequence, acceptance: Acceptance | None, full: int, max_columns: int) -> Masks:
+    def masks_for(
+        self, sequence: Sequence, acceptance: Acceptance | None, full: int, max_columns: int, *, trial: bool = False
+    ) -> Masks:
         """Return the number of masks after the last token and after each draft, in a slot of `max_columns` tokens.
 
-        `full` is the block that the decoder of the sequence's masks was trained for.
+        `full` is the block that the decoder of the sequence's masks was trained for. A `trial` of the decoder gives all
+        masks to sequences whose block follows the load, as a probe does.
         """
         drafts = sequence.drafts
+        if acceptance is None:
+            return masks_behind_the_last(len(drafts.tokens), 0)
+        # If the load chose the masks of other sequences, it would change their answers.
+        probes = (trial or sequence is self._probe) and _adapts(sequence, acceptance)
         fixed = sequence.request.decode.block
-        if acceptance is None or (block := fixed or min(full, self.block(sequence, acceptance))) == 1:
+        block = fixed or min(full, self._full if probes else self._block(sequence, acceptance))
+        if block == 1:
             return masks_behind_the_last(len(drafts.tokens), 0)
         left = sequence.max_tokens - sequence.num_output_tokens
         most = [max(0, min(block, left - right) - 1) for right in range(len(drafts.tokens) + 1)]
         if drafts.tokens and drafts.tokens[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
-        probes = sequence is self._probe and _adapts(sequence, acceptance)  # else the load would change an answer
         if not probes:
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
             rows = masks_behind_drafts(drafts.probabilities, worth_K, price, most)

@@ -174,6 +174,10 @@ class Profile:
         if not self.forwards and not self._looks:
             self._begin(calibration)
 
+    def forget(self, calibration: Mapping[float, tuple[float, float]]) -> None:
+        """Forget all observations and start again from `calibration`."""
+        Profile.__init__(self, self.block, calibration)
+
     def _begin(self, calibration: Mapping[float, tuple[float, float]]) -> None:
         """Start from a calibration. Its tokens at masks count as right drafts at threshold 1, as accepted below 1."""
         if not calibration or not self._masks:

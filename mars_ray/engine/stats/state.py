@@ -65,6 +65,25 @@ class RestartCount:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class SourceAcceptance:
+    """Acceptance of one source of drafts over its latest predictions (see `acceptance_watch`)."""
+
+    source: str
+    """`masks`, or `masks of NAME` for the masks of a named adapter."""
+    acceptance: Share
+    """Share of the predictions that were right."""
+    expected: Share
+    """Acceptance that the card and the probabilities of the predictions promise."""
+    alarm: int
+    """1 if the acceptance has collapsed, so that the source is off or on trial; otherwise 0."""
+
+    @property
+    def figures(self) -> str:
+        """The measured and the expected acceptance, as text."""
+        return f"{self.acceptance:.0%} of the latest predictions were right, {self.expected:.0%} are expected"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """Snapshot of an engine."""
@@ -104,6 +123,8 @@ class EngineState:
     """Reason why the engine decodes nothing now; None if it works. Other values are then those of its last process."""
     drafts: tuple[DraftCounts, ...] = ()
     """Drafts so far, by source."""
+    acceptance: tuple[SourceAcceptance, ...] = ()
+    """Acceptance of the latest predictions, by source."""
     modelled: ModelledSteps | None = None
     """Machine whose step times the engine takes; None if steps take the time of this machine."""
 
@@ -195,6 +216,24 @@ METRICS = (
         counter=True,
     ),
     StateMetric(
+        "mars:draft_acceptance",
+        "Share of the latest predictions that were right, by source.",
+        lambda state: {latest.source: latest.acceptance for latest in state.acceptance},
+        label="source",
+    ),
+    StateMetric(
+        "mars:expected_draft_acceptance",
+        "Acceptance that the card and the probabilities of the latest predictions promise, by source.",
+        lambda state: {latest.source: latest.expected for latest in state.acceptance},
+        label="source",
+    ),
+    StateMetric(
+        "mars:draft_acceptance_alarm",
+        "1 if the acceptance of a source has collapsed, so that the source is off or on trial; otherwise 0.",
+        lambda state: {latest.source: latest.alarm for latest in state.acceptance},
+        label="source",
+    ),
+    StateMetric(
         "mars:rehearsal_slow_steps",
         "Steps slower than on the modelled machine so far. With this metric, all times have a modelled step time.",
         lambda state: {state.modelled.name: state.modelled.slow_steps} if state.modelled else {},
@@ -215,4 +254,18 @@ def notice_of(states: Iterable[EngineState]) -> str:
     return "; ".join(
         f"{step_notice(name)} ({slow_steps[name]:,} of {count:,} steps were slower here)"
         for name, count in steps.items()
+    )
+
+
+def warnings_of(states: Iterable[EngineState]) -> tuple[str, ...]:
+    """Return a sentence about each source of drafts whose acceptance has collapsed in some of these engines."""
+    alarms: dict[str, list[SourceAcceptance]] = {}
+    for state in states:
+        for latest in state.acceptance:
+            if latest.alarm:
+                alarms.setdefault(latest.source, []).append(latest)
+    return tuple(
+        f"{source} are off in {len(collapsed)} {'engine' if len(collapsed) == 1 else 'engines'}: "
+        f"{min(collapsed, key=lambda latest: latest.acceptance).figures}"
+        for source, collapsed in alarms.items()
     )

@@ -71,8 +71,9 @@ export function draw() {
   $("live").hidden = !now;
   if (!now) return;
   const last = frames.at(-1);
-  $("figures-notice").hidden = !now.status.notice;
-  $("figures-notice").textContent = now.status.notice ?? "";
+  const notices = [now.status.notice, ...now.status.warnings].filter(Boolean);
+  $("figures-notice").hidden = notices.length === 0;
+  $("figures-notice").textContent = notices.join("; ");
   const perHour = now.status.price_per_hour;
   tiles([
     ["replicas", String(now.replicas), `${now.status.desired_replicas || "–"} desired`],
