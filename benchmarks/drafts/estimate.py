@@ -5,7 +5,7 @@
 Three estimates of the same drafts: the product of the confidences, this product times the share of right drafts by
 depth (the table of the block choice), and the product of a logistic estimate by confidence, depth, temperature and
 position after other drafts. The two latter learn from half of the conversations. The score of all three is the mean
-squared error on the other half (Brier score), for each number of seeds. In half of each half, answers are sampled.
+squared error on the other half (Brier score), by seed. In half of each half, answers are sampled.
 """
 
 import argparse

@@ -10,11 +10,12 @@ MAX_MODEL_LEN = 1024
 NGRAM = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4}
 GRAPHS: dict[str, dict[str, Any]] = {
     "compiled": {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}},
+    "full": {"compilation_config": {"cudagraph_mode": "FULL", "mode": 0}},
     "decode": {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "mode": 0}},
     "off": {"enforce_eager": True},
 }
-"""How vLLM runs its network: compiled and as graphs, as it does by default; with graphs of decoding steps alone, which
-starts sooner; and operation by operation."""
+"""How vLLM runs its network: compiled and as graphs, as it does by default; with graphs of all steps; with graphs of
+decoding steps alone, which starts soonest; and operation by operation."""
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

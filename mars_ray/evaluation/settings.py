@@ -51,14 +51,14 @@ def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[Deco
 def block_of(card: Card | AdapterCard | None, model: str, settings: Sequence[DecodingSetting]) -> int:
     """Return the number of tokens proposed per forward, as set by the model's training.
 
-    Raises `ModelError` for a model without MARS training, unless all settings are ar.
+    Raises `ModelError` for a model without MARS training if a setting has a threshold.
     """
     if card is not None and card.block is not None:
         return card.block
-    if any(setting.mode is not Mode.AR for setting in settings):
+    if any(setting.mode is Mode.THRESHOLD for setting in settings):
         reason = f"it has no {CARD_FILE}" if card is None else f"its {CARD_FILE} names no block"
         raise ModelError(
-            f"{model} was not trained to look ahead ({reason}), so it can be evaluated only with --modes ar. "
+            f"{model} was not trained to look ahead ({reason}), so it can be evaluated only with --modes ar,exact. "
             'Train it with method "mars" to compare thresholds.'
         )
     return 1

@@ -66,7 +66,7 @@ def verified_by_hand(
             likely = [
                 math.exp(-each.confidence) if needs.metric is Metric.ENTROPY else each.confidence for each in masks
             ]
-            if seen == 1:
+            if seen == 1 and needs == LOSSLESS:
                 result.prediction = mask.token, likely[0]
             if math.prod(likely[first:seen]) < draft_price:
                 break

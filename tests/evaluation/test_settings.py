@@ -51,9 +51,9 @@ def test_the_block_is_that_of_the_card_whether_it_is_calibrated_or_not() -> None
     assert block_of(card().model_copy(update={"calibration": ()}), "m", settings) == 16
 
 
-def test_a_model_that_was_not_trained_to_look_ahead_is_asked_one_token_at_a_time_only() -> None:
+def test_a_model_that_was_not_trained_to_look_ahead_is_evaluated_without_thresholds() -> None:
     plain = card().model_copy(update={"method": "ar", "block": None})
     for found, why in ((plain, "names no block"), (None, "has no mars.json")):
-        with pytest.raises(ModelError, match=f"m was not trained to look ahead .*{why}.*--modes ar"):
+        with pytest.raises(ModelError, match=f"m was not trained to look ahead .*{why}.*--modes ar,exact"):
             block_of(found, "m", settings_of(["threshold"], [0.9]))
-        assert block_of(found, "m", settings_of([Mode.AR], [])) == 1
+        assert block_of(found, "m", settings_of([Mode.AR, Mode.EXACT], [])) == 1

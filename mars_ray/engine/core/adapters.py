@@ -86,6 +86,11 @@ class Adapters:
         return max(decoder.block for decoder in self._decoders)
 
     @property
+    def have_masks(self) -> bool:
+        """Whether any decoder has masks that are not switched off."""
+        return any(decoder.block > 1 and not decoder.watch.off for decoder in self._decoders)
+
+    @property
     def acceptance(self) -> tuple[SourceAcceptance, ...]:
         """Acceptance of the latest predictions of each decoder that has made some."""
         return tuple(filter(None, (decoder.watch.state() for decoder in self._decoders)))

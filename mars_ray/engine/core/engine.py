@@ -292,7 +292,7 @@ class Engine:
         self._drafts.verified(sequence, verified.num_accepted_drafts, len(verified.verified))
         watch = self._adapters.decoder_of(sequence).watch
         judged = judged_prediction(sequence, verified, audits, rule.metric)
-        if judged and watch.observe(*judged):
+        if judged and watch.observe(*judged) and self._adapters.have_masks:
             self.profile.forget(self._adapters.calibration)  # what it learned from the collapse holds no longer
         emitted = advance(sequence, verified)
         watch.generated(len(emitted.tokens))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mars_ray.engine.request import Acceptance
+from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.scheduling.sequence import Drafts
 from mars_ray.method.metric import least_probability
 
@@ -55,7 +55,8 @@ class Verification:
     num_accepted_drafts: int = 0
     """Number of drafts of the previous step that were right."""
     prediction: tuple[int, float] | None = None
-    """Token at the first mask and its probability; None without masks, or if the token was accepted."""
+    """Token at the first mask and its probability; None without masks. Below threshold 1 it is None, too, because only
+    unlikely tokens would be verified."""
 
 
 def verify(
@@ -100,7 +101,7 @@ def verify(
             result.accepted_confidences.append(confidence)
         else:
             probability = least_probability(confidence, acceptance.metric)
-            if not (result.accepted or result.drafts.tokens):
+            if acceptance == LOSSLESS and not result.drafts.tokens:
                 result.prediction = token, probability
             all_right *= probability
             if all_right < draft_price:

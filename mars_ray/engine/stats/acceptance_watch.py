@@ -2,7 +2,8 @@
 
 Each step with masks predicts the token after its autoregressive one, at the first mask. The next forward verifies this
 prediction, whatever load and price are, even if the token was too unlikely to be drafted. The acceptance is the share
-of right predictions.
+of right predictions. Below threshold 1 only audits of tokens accepted at the first mask count, because verification
+sees no likely token there.
 
 In:    Verified predictions with their probabilities, and the number of tokens generated while masks are off.
 Out:   Whether masks are off or on trial, and the measured and the expected acceptance.
@@ -23,15 +24,19 @@ WINDOW = 200
 COLLAPSED = 0.5
 """Share of the expected acceptance below which masks are switched off."""
 
+DEAD = 0.1
+"""Share of the expected acceptance below which masks are switched off before the window is full. Where masks gain
+nothing the engine feeds few, so that 200 predictions take long."""
+
 SLACK = 2
-"""Number of right predictions below that bound that may be chance."""
+"""Number of right predictions below these bounds that may be chance."""
 
 HARDEST = 0.25
 """Minimum expected acceptance as a share of the card's. Text may be harder than that of the calibration, so unlikely
 predictions lower the expectation. Predictions that are all unlikely are a collapse, too."""
 
 TRIAL = 50
-"""Number of predictions that decide whether masks stay on again."""
+"""Number of predictions that decide whether masks stay on again, and the least number that switches them off."""
 
 FIRST_REST_TOKENS = 2048
 """Tokens generated without masks before the first trial. Each trial that fails doubles the number."""
@@ -80,24 +85,25 @@ class AcceptanceWatch:
             self._rest_left = max(0, self._rest_left - tokens)
 
     def observe(self, probability: float, right: bool) -> bool:
-        """Record a verified prediction. Return whether it ended an alarm."""
+        """Record a verified prediction. Return whether it switched masks off, or on for good."""
         if self.off:
             return False  # from a request whose answer must not depend on the load, so that it keeps its masks
         if len(self._predictions) == WINDOW:
             self._right -= self._predictions[0][1]
         self._predictions.append((probability, right))
         self._right += right
-        if len(self._predictions) < (TRIAL if self._alarm else WINDOW):
+        if len(self._predictions) < TRIAL:
             return False
+        share = COLLAPSED if self._alarm or len(self._predictions) == WINDOW else DEAD
         # The mean over the window is computed only if few predictions were right.
-        collapsed = self._falls_short_of(self._most) and self._falls_short_of(self._measured().expected)
+        collapsed = self._is_below(share * self._most) and self._is_below(share * self._measured().expected)
         recovered = self._alarm is not None and not collapsed
         if collapsed:
             self._switch_off()
         elif recovered:
             log.warning("%s are on again: %s.", self._source, self._measured().figures)
             self._alarm, self._rest_tokens = None, FIRST_REST_TOKENS
-        return recovered
+        return collapsed or recovered
 
     def _switch_off(self) -> None:
         alarm = self._measured(alarm=1)
@@ -115,8 +121,8 @@ class AcceptanceWatch:
         self._predictions.clear()
         self._right = 0
 
-    def _falls_short_of(self, expected: float) -> bool:
-        return self._right + SLACK < COLLAPSED * expected * len(self._predictions)
+    def _is_below(self, acceptance: float) -> bool:
+        return self._right + SLACK < acceptance * len(self._predictions)
 
     def _measured(self, alarm: int = 0) -> SourceAcceptance:
         likely = fmean(probability for probability, _ in self._predictions)
