@@ -36,7 +36,7 @@ def network_of(shape: str, device: str) -> PreTrainedModel:
     try:
         with torch.device(device):
             network: PreTrainedModel = AutoModelForCausalLM.from_config(
-                Qwen2Config(**SHAPES[shape], max_position_embeddings=4096)
+                Qwen2Config(**SHAPES[shape], max_position_embeddings=4096), trust_remote_code=False
             ).eval()
     finally:
         torch.set_default_dtype(before)

@@ -88,7 +88,7 @@ def shape_model(shape: str, gpu: str) -> StepModel:
     """Return the modelled step times of a shape."""
     config = Qwen2Config(**SHAPES[shape])
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config)
+        network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return step_model(gpu, config, sum(parameter.numel() for parameter in network.parameters()))
 
 

@@ -50,7 +50,8 @@ def measure(arguments: argparse.Namespace) -> None:
     same = {"engine": kind.name, "graphs": arguments.graphs}
     append(arguments.json, {**same, "start_s": time.perf_counter() - started_s})
 
-    encoder = ChatEncoder(AutoTokenizer.from_pretrained(arguments.folder))
+    tokenizer = AutoTokenizer.from_pretrained(arguments.folder, local_files_only=True, trust_remote_code=False)
+    encoder = ChatEncoder(tokenizer)
 
     def ids_of(conversations: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         return [{"prompt_token_ids": list(encoder.prompt(messages))} for messages in conversations]

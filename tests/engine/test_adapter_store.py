@@ -204,7 +204,7 @@ def test_many_adapters_in_little_memory_give_the_answers_of_much_memory(
             said = await asyncio.gather(*running)
             loaded = front._adapters._loaded
             assert memory_gib is None or sum(adapter.nbytes for adapter in loaded) <= memory_gib * 2**30
-            assert engine._adapters._numbers.keys() == set(engine._adapters._named.values())
+            assert engine._adapters._numbers.keys() == {decoder.adapter for decoder in engine._adapters._named.values()}
             return said
 
     async def test() -> None:

@@ -75,7 +75,10 @@ def stop(engine: AsyncEngine) -> None:
     os.kill(engine.process.pid, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("fault", ["stop", "hang", "yield nothing"])
+@pytest.mark.parametrize(
+    "fault",
+    ["stop", pytest.param("hang", marks=pytest.mark.slow), pytest.param("yield nothing", marks=pytest.mark.slow)],
+)
 def test_a_stalled_engine_is_replaced_and_its_callers_get_their_answers(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +110,7 @@ async def first_obstacle(client: LocalEngineClient) -> str:
     return obstacle
 
 
+@pytest.mark.slow
 def test_the_only_request_of_an_engine_that_stalls_for_another_reason_is_answered() -> None:
     async def test() -> None:
         async with running() as (engine, client):

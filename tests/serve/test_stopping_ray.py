@@ -12,6 +12,7 @@ from tests.serve.cluster_samples import STEP_SECONDS, cluster, deploy_file
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_for_an_engine_is_sent_away_when_the_endpoint_stops(tmp_path: Path) -> None:
     config = deploy_file(
         tmp_path / "serve.yaml",
