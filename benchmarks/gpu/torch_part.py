@@ -20,10 +20,9 @@ import torch
 from accelerate import Accelerator
 
 from benchmarks.gpu.lines import append
+from benchmarks.gpu.prompts import prompts_of
 from benchmarks.gpu.settings import AR, CALLERS, MASKS, SMALL_CALLERS, Setting, gpu_of, lookahead_settings, step_model
 from benchmarks.training import rows
-from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.execution.model_runner import ForwardOutput
@@ -35,12 +34,11 @@ from mars_ray.machines.step_model import StepModel
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.reference import DecodeOptions, decode
 from mars_ray.method.streams import mars_streams, random_phases
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
 from mars_ray.training.step import train_step
 
-PROMPTS = Path(__file__).parents[2] / "mars_ray/assets/prompts.jsonl"
 WARM_STEPS = 8
 BLOCK = 8
 
@@ -55,14 +53,6 @@ def engine_on(device: str, folder: Path, dtype: torch.dtype, max_num_seqs: int) 
     return engine
 
 
-def prompts_of(checkpoint: Checkpoint, count: int) -> list[tuple[int, ...]]:
-    """Return `count` bundled prompts spread over the families; they repeat if there are fewer."""
-    encoder = ChatEncoder(checkpoint.tokenizer)
-    conversations = read_prompts(PROMPTS)
-    every = max(1, len(conversations) // count)
-    return [tuple(encoder.prompt(messages)) for messages in (conversations[::every] * count)[:count]]
-
-
 def request_of(number: int, prompt: tuple[int, ...], setting: Setting, sampling: SamplingParams) -> Request:
     """Return a request that decodes as `setting` says."""
     parameters = setting.parameters
@@ -75,7 +65,7 @@ def equality(folder: Path, device: str, prompts: int, tokens: int) -> dict[str, 
     """Return, for each setting, the number of answers that equal the reference decoder's."""
     reference = load_checkpoint(folder, device=device)
     engine = engine_on(device, folder, torch.float32, prompts)
-    chosen = prompts_of(reference, prompts)
+    chosen = prompts_of(reference.tokenizer, prompts)
     equal = {}
     for setting in (AR, *(setting for masks in MASKS for setting in lookahead_settings(masks))):
         options = DecodeOptions(
@@ -139,7 +129,7 @@ def steps(timer: StepTimer, model: StepModel, callers: int, setting: Setting, co
         torch.cuda.reset_peak_memory_stats()
     most = (3 * WARM_STEPS + count) * (setting.masks + 1)
     sampling = SamplingParams(max_tokens=most, ignore_eos=True)
-    for number, prompt in enumerate(prompts_of(engine._checkpoint, callers)):
+    for number, prompt in enumerate(prompts_of(engine._checkpoint.tokenizer, callers)):
         engine.add(request_of(number, prompt, setting, sampling))
     timer.batches.clear()
     running = engine._scheduler.running

@@ -6,7 +6,6 @@ batch therefore run with fewer neighbours.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,12 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.gpu.lines import append
+from benchmarks.gpu.prompts import PROMPTS, prompts_of
 from benchmarks.gpu.settings import AR, Setting, lookahead_settings
 from benchmarks.gpu.vllm_options import GRAPHS, EngineKind, engine_options
-from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.prompt_file import prompt_of
 
-PROMPTS = Path(__file__).parents[2] / "mars_ray/assets/prompts.jsonl"
 LEAST = 8
 """Prompts behind each figure, at least; fewer callers answer them in turns."""
-
-
-def chats(file: Path, count: int) -> list[list[dict[str, Any]]]:
-    """Return `count` prompts spread over a file, as conversations; they repeat if there are fewer."""
-    conversations = [list(prompt_of(json.loads(line))) for line in file.read_text(encoding="utf-8").splitlines()]
-    every = max(1, len(conversations) // count)
-    return (conversations[::every] * count)[:count]
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -51,18 +41,16 @@ def measure(arguments: argparse.Namespace) -> None:
     append(arguments.json, {**same, "start_s": time.perf_counter() - started_s})
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.folder, local_files_only=True, trust_remote_code=False)
-    encoder = ChatEncoder(tokenizer)
-
-    def ids_of(conversations: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        return [{"prompt_token_ids": list(encoder.prompt(messages))} for messages in conversations]
+    sizes = {max(count, LEAST) for count in callers} | set(callers) | {arguments.answers}
+    prompts_by_size = {size: prompts_of(tokenizer, size, arguments.prompts) for size in sizes}
 
     def answer(setting: Setting, count: int, least: int = 0, **sampling: Any) -> list[Any]:
         """Answer `count` prompts at once, and so on until `least` are answered."""
         extra = setting.parameters if kind.masks else {}
         params = SamplingParams(temperature=0.0, max_tokens=arguments.tokens, extra_args=extra, **sampling)
-        conversations = chats(arguments.prompts, max(count, least))
-        batches = [conversations[start : start + count] for start in range(0, len(conversations), count)]
-        return [output for batch in batches for output in llm.generate(ids_of(batch), params, use_tqdm=False)]
+        prompts = [{"prompt_token_ids": list(ids)} for ids in prompts_by_size[max(count, least)]]
+        batches = [prompts[start : start + count] for start in range(0, len(prompts), count)]
+        return [output for batch in batches for output in llm.generate(batch, params, use_tqdm=False)]
 
     def record() -> dict[str, Any]:
         return llm.collective_rpc("mars_record")[0] if kind.masks else {}
