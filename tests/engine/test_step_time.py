@@ -241,6 +241,33 @@ def test_an_error_is_1_until_enough_steps_have_shown_it() -> None:
     assert times.bias(64, masks=True) == 1.0
 
 
+def convex_s(work: StepWork) -> float:
+    """Positions are free until the time of the weights has passed."""
+    return max(5e-3, 1e-3 * work.positions) + 1e-7 * work.kv_tokens
+
+
+def test_a_position_costs_what_it_added_to_steps_of_its_size() -> None:
+    times = StepTimeFit()
+    for number in range(6 * FIT_EVERY):
+        rows = 1 if number % 2 else 8
+        work = StepWork(rows, rows + number // 2 % 4, 100 + number)
+        times.observe(work, convex_s(work))
+    assert times.position_s(1) == pytest.approx(0.0, abs=1e-5)
+    assert times.position_s(8) == pytest.approx(1e-3, rel=0.01)
+    assert times.model is not None
+    assert times.position_s(64) == times.model.position_s  # nothing of that size was measured
+
+
+def test_the_time_of_a_position_is_unknown_while_each_sequence_takes_one() -> None:
+    times = StepTimeFit()
+    for number in range(FIRST_FIT):
+        times.observe(StepWork(1 + number, 1 + number, 100), 1e-3 * (5 + number))
+    assert times.model is not None and times.position_s(4) is None
+    for number in range(FIRST_FIT):
+        times.observe(StepWork(4, 5 + number, 100), 1e-3 * (8 + number))
+    assert times.position_s(4) is not None
+
+
 @given(
     st.floats(1e-4, 1e-1),
     st.floats(1e-7, 1e-2),

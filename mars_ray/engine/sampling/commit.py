@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from mars_ray.engine.chunk import Audit, FinishReason
 from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Matcher
+from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
@@ -123,9 +124,13 @@ def record(
 
     `draft_price` is the price that `verify` used. Call this before `advance`.
     """
+    sequence = scheduled.sequence
+    if sequence.request.decode.mode is not Mode.AR and scheduled.is_decode:
+        drafts = sequence.drafts
+        from_text = (len(drafts.tokens), verification.num_accepted_drafts) if drafts.text else (0, 0)
+        profile.observe_text(*from_text, drafts.replaced)
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
-    sequence = scheduled.sequence
     if scheduled.num_masks:
         _record_masks(profile, scheduled, picks, verification, output, draft_price)
     if (confidences := sequence.drafts.probabilities) and not sequence.drafts.text and sequence.matcher is None:

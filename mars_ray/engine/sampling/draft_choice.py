@@ -48,7 +48,7 @@ class DraftChoice:
         elif count and gain > _gain(sequence, price):
             stop = next((number for number, token in enumerate(text.tokens, 1) if token in sequence.stop_ids), count)
             text = text.first(min(count, stop))
-            sequence.drafts = Drafts(text.tokens, text.confidences, text)
+            sequence.drafts = Drafts(text.tokens, text.confidences, text, sequence.drafts.probabilities)
 
     def verified(self, sequence: Sequence, right: int, tokens: int) -> None:
         """Count and learn from the drafts of a sequence, of which `right` were right, when it took `tokens` tokens."""

@@ -19,6 +19,8 @@ class Drafts:
     """Estimated probability that each token is right if all tokens before it are right."""
     text: TextDraft | None = None
     """The draft from text that these tokens are; None for other sources."""
+    replaced: list[float] = field(default_factory=list)
+    """Probabilities of the drafts from masks that a draft from text replaced."""
 
     @classmethod
     def certain(cls, tokens: list[int]) -> "Drafts":

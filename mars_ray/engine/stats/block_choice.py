@@ -88,11 +88,12 @@ class BlockChoice:
 
     def text_price(self, num_seqs: int, kv_tokens: int) -> float:
         """Return the price of a position of a draft from text, from what steps gain and cost at present."""
-        if (model := self._step_time.model) is None:
+        model, position_s = self._step_time.model, self._step_time.position_s(num_seqs)
+        if model is None or position_s is None:
             return FIXED_PRICE
         work = StepWork(num_seqs, round(num_seqs * self._usual_positions), kv_tokens)
         rate = num_seqs * self._usual_tokens / max(CLOCK_S, model.seconds(work))
-        return max(LEAST_PRICE, model.position_s * rate)
+        return max(LEAST_PRICE, position_s * rate)
 
     def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> float:
         """Return the probability of being right, along with all drafts before it, at which a draft is worthwhile."""

@@ -1,8 +1,8 @@
 """Estimate the tokens per forward and the agreement of every threshold from the observations of an engine.
 
-Three kinds of observations are used: confidences at masks, outcomes of verification, and audits. An audit compares
-tokens accepted at masks with the model's own choice one forward later. Observing needs no extra forward, and a step
-only appends its observations to lists.
+Four kinds of observations are used: confidences at masks, outcomes of verification, audits, and the gain from text. An
+audit compares tokens accepted at masks with the model's own choice one forward later. Observing needs no extra forward,
+and a step only appends its observations to lists.
 
 A block of size b has b - 1 masks. Letters: G thresholds of the grid, K masks, B = K + 1 block sizes, F observed
 forwards.
@@ -12,7 +12,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import neg
+from itertools import accumulate
+from operator import mul, neg
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -30,8 +31,8 @@ CALIBRATED_FORWARDS = 32
 """Weight of the calibration in forwards. It is low, so that observations soon outweigh the calibration."""
 
 KEEP_ROWS = 0.5 ** (1 / 1024)
-"""Factor by which a new observation of the layout of mask rows decays the earlier ones. The layout changes with
-load."""
+"""Factor by which a new observation of the layout of mask rows, or of the gain from text, decays the earlier ones. Both
+change with load."""
 
 FOLD_FORWARDS = 128
 """Number of forwards whose observations are added to the means in one go."""
@@ -149,6 +150,10 @@ class Profile:
         """Forwards that found a wrong draft, and how many of these had no masks after the last right draft."""
         self._drafts = self._rows = 0.0
         """Verified drafts, and the masks that they added, the latter as fractions of the longest row."""
+        self._text_forwards = 0.0
+        """Forwards whose drafts could come from text."""
+        self._text_2, self._replaced_2 = np.zeros(2), np.zeros(2)
+        """Tokens gained and positions taken by drafts from text, and by the drafts from masks that they replaced."""
         self._audited_G: Floats = np.zeros(len(GRID))
         self._agreed_G: Floats = np.zeros(len(GRID))
         self._begin(calibration or {})
@@ -222,6 +227,15 @@ class Profile:
             self._surprised = KEEP_ROWS * self._surprised + 1
             self._void = KEEP_ROWS * self._void + (not read)
 
+    def observe_text(self, drafts: int, right: int, replaced: Sequence[float]) -> None:
+        """Record a forward with `drafts` drafts from text, perhaps 0, of which the first `right` were right.
+
+        `replaced` are the probabilities of the drafts from masks that the text replaced.
+        """
+        self._text_forwards = KEEP_ROWS * self._text_forwards + 1
+        self._text_2 = KEEP_ROWS * self._text_2 + (right, drafts)
+        self._replaced_2 = KEEP_ROWS * self._replaced_2 + (sum(accumulate(replaced, mul)), len(replaced))
+
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens accepted at masks are `right`, i.e. equal the model's own choice one forward later.
 
@@ -251,18 +265,26 @@ class Profile:
         for number, threshold in enumerate(GRID):
             lookahead = self._at(number)
             tokens = float(lookahead.tokens_B[-1])
+            at_masks = float(self._masks_at(number).tokens_B[-1]) - 1
             audited = float(self._audited_G[number])
             agreement = None
             if threshold >= 1:
                 agreement = 1.0
             elif audited > 0:
-                # The first token of a forward is autoregressive and always agrees.
-                agreement = 1 - (1 - float(self._agreed_G[number]) / audited) * (tokens - 1) / tokens
+                # The first token of a forward is autoregressive, and tokens from text are verified: they always agree.
+                agreement = 1 - (1 - float(self._agreed_G[number]) / audited) * at_masks / tokens
             by_block = tuple(lookahead.tokens_B.tolist()), tuple(lookahead.positions_B.tolist())
             curve.append(ProfilePoint(threshold, *by_block, agreement, audited))
         return tuple(curve)
 
     def _at(self, number: int) -> Lookahead:
+        ahead = self._masks_at(number)
+        text_2, replaced_2 = (gain_2 / max(1.0, self._text_forwards) for gain_2 in (self._text_2, self._replaced_2))
+        # Without masks there are no drafts from masks to replace.
+        text_2B = text_2[:, None] - np.outer(replaced_2, np.arange(self.block) > 0)
+        return Lookahead(ahead.tokens_B + text_2B[0], ahead.positions_B + text_2B[1])
+
+    def _masks_at(self, number: int) -> Lookahead:
         return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
 
     def _shares(self, number: int) -> tuple[Floats, Floats, Floats]:

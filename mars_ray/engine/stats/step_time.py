@@ -3,8 +3,9 @@
 The latest measurements of each kind of step are kept, so that after an hour of steps with a block of 8 the model can
 still predict the time of a step with a block of 1.
 
-Times are not quite linear: a tile of rows costs as much for one row as for all. So the choice between masks and none
-corrects predictions by the median error of recent steps of that size with masks, and of those without.
+Times are not quite linear: a tile of rows costs as much for one row as for all, and positions are free while a step
+waits for weights. So the choice between masks and none corrects predictions by the median error of recent steps of that
+size with masks, and of those without, and the time of a position is that of recent steps of that size.
 """
 
 from collections import defaultdict, deque
@@ -50,9 +51,14 @@ class StepWork(NamedTuple):
     """Masks among the positions."""
 
     @property
+    def ahead(self) -> int:
+        """Drafts and masks among the positions."""
+        return self.positions - self.num_seqs
+
+    @property
     def kind(self) -> tuple[int, int, int, bool]:
         """Key shared by similar steps, whose sizes differ by less than a factor of two."""
-        sizes = self.num_seqs.bit_length(), self.positions.bit_length(), self.prompt_tokens.bit_length()
+        sizes = self.num_seqs.bit_length(), self.ahead.bit_length(), self.prompt_tokens.bit_length()
         return *sizes, self.masks > 0
 
 
@@ -92,12 +98,21 @@ class StepTimeFit:
         )
         self._steps = 0
         self._biases: dict[tuple[int, bool], float] = {}
+        self._position_times: dict[int, float] = {}
+        self._looked_ahead = False
+        """Whether the fitted steps tell the time of a position from that of a sequence."""
         self.model: StepTime | None = None
         """Latest fit; None before the first fit."""
 
     def bias(self, num_seqs: int, *, masks: bool) -> float:
         """Return the median of measured over predicted times of decoding steps of a similar size, or 1 if unknown."""
         return self._biases.get((num_seqs.bit_length(), masks), 1.0)
+
+    def position_s(self, num_seqs: int) -> float | None:
+        """Return the seconds that one more draft or mask adds to a step of `num_seqs` sequences; None if unknown."""
+        if self.model is None or not self._looked_ahead:
+            return None
+        return self._position_times.get(num_seqs.bit_length(), self.model.position_s)
 
     def longest_s(self, positions: int) -> float | None:
         """Return a bound for the seconds of a step with up to `positions` positions; None before the first step.
@@ -124,7 +139,10 @@ class StepTimeFit:
                 model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
                 if model.fixed_s + model.seq_s + model.position_s > 0:  # 0 if all steps so far have only read prompts
                     self.model = model
-                    self._biases = _biases(model, [(work, seconds) for _, work, seconds in kept])
+                    steps = [(work, seconds) for _, work, seconds in kept]
+                    self._biases = _biases(model, steps)
+                    self._position_times = _position_times(model, steps)
+                    self._looked_ahead = any(work.ahead for work, _ in steps)
 
 
 def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
@@ -160,6 +178,21 @@ def _biases(model: StepTime, steps: list[tuple[StepWork, float]]) -> dict[tuple[
         if work.num_seqs and not work.prompt_tokens:
             errors[work.num_seqs.bit_length(), work.masks > 0].append(seconds / max(model.seconds(work), CLOCK_S))
     return {size: median(ratios) for size, ratios in errors.items() if len(ratios) >= STEPS_OF_BIAS}
+
+
+def _position_times(model: StepTime, steps: list[tuple[StepWork, float]]) -> dict[int, float]:
+    """Return the median of what a draft or mask added to the time of a step, by the size of the batch."""
+    plain = defaultdict(list)
+    for work, seconds in steps:
+        if work.num_seqs and not work.prompt_tokens and not work.ahead:
+            plain[work.num_seqs.bit_length()].append(seconds / max(model.seconds(work), CLOCK_S))
+    added = defaultdict(list)
+    for work, seconds in steps:
+        size = work.num_seqs.bit_length()
+        if work.ahead and not work.prompt_tokens and len(plain[size]) >= STEPS_OF_BIAS:
+            without_s = median(plain[size]) * model.seconds(work._replace(positions=work.num_seqs))
+            added[size].append((seconds - without_s) / work.ahead)
+    return {size: max(0.0, median(times)) for size, times in added.items() if len(times) >= STEPS_OF_BIAS}
 
 
 def _usual(
