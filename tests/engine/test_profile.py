@@ -237,3 +237,26 @@ def test_what_falls_short_of_a_threshold_counts_as_drafts() -> None:
     assert points[0.9].tokens_per_forward == pytest.approx(4, rel=0.02)
     assert points[0.9].positions[-1] == pytest.approx(4 + 4, rel=0.02)
     assert points[0.5].tokens_per_forward == pytest.approx(4, rel=0.02)
+
+
+TEXTS = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(0, 8), st.lists(st.floats(0, 1), max_size=4)), min_size=1, max_size=20
+)
+
+
+@given(FORWARDS, TEXTS, st.sampled_from(GRID))
+def test_text_gains_its_right_drafts_instead_of_the_drafts_from_masks_that_it_replaced(
+    forwards: list[tuple[int, list[float]]], texts: list[tuple[int, int, list[float]]], threshold: float
+) -> None:
+    without, profile = filled(forwards), filled(forwards)
+    for right, wrong, replaced in texts:
+        profile.observe_text(right + wrong, right, replaced)
+    masks, both = without.lookahead(threshold), profile.lookahead(threshold)
+    right = sum(right for right, _, _ in texts) / len(texts)
+    drafts = sum(right + wrong for right, wrong, _ in texts) / len(texts)
+    replaced_right = sum(sum(accumulate(replaced, lambda a, b: a * b)) for _, _, replaced in texts) / len(texts)
+    replaced_drafts = sum(len(replaced) for _, _, replaced in texts) / len(texts)
+    assert both.tokens_B[0] - masks.tokens_B[0] == pytest.approx(right, rel=0.05, abs=0.1)
+    assert both.positions_B[0] - masks.positions_B[0] == pytest.approx(drafts, rel=0.05, abs=0.1)
+    assert (both.tokens_B - masks.tokens_B)[1:] == pytest.approx(right - replaced_right, rel=0.05, abs=0.1)
+    assert (both.positions_B - masks.positions_B)[1:] == pytest.approx(drafts - replaced_drafts, rel=0.05, abs=0.1)

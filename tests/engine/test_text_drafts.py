@@ -80,6 +80,16 @@ def test_text_that_repeats_takes_fewer_forwards(
     assert forwards[0] < 0.7 * forwards[1]
 
 
+@pytest.mark.parametrize("block", [1, 4])
+def test_the_profile_knows_what_text_gains(block: int, make_engine: MakeEngine, twice: list[tuple[int, ...]]) -> None:
+    engine, decode = make_engine(), DecodeParams(mode=Mode.EXACT, block=block)
+    outputs = run(engine, [request(number, prompt, decode, max_tokens=40) for number, prompt in enumerate(twice * 3)])
+    tokens = sum(len(output.tokens) for output in outputs.values())
+    forwards = sum(output.finished.forwards for output in outputs.values())
+    assert engine.state().profile[0].tokens[block - 1] == pytest.approx(tokens / forwards, rel=0.15)
+    assert right(engine) > 0
+
+
 def test_a_recent_answer_drafts_for_its_owner_and_for_no_other(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]]
 ) -> None:
