@@ -19,6 +19,7 @@ from mars_ray.control.core.ray_controller import BATCH, RayController, remove_co
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import UnavailableError
+from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_private import NAMESPACE
 from tests.control.control_samples import class_state, plan_of, report
 from tests.factories.jobs import generate_options
@@ -43,9 +44,9 @@ def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tm
 
 @pytest.mark.slow
 def test_a_job_that_cannot_be_in_time_goes_as_low_as_it_may_and_says_so(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = generate_files(options(tmp_path, model_folder, 2000, deadline_s=12))
+    done = generate_files(options(tmp_path, resolve_model("bundled"), 2000, deadline_s=12))
     assert done.deadline.endswith("after the deadline")
     assert "late: even at threshold 0.9, the lowest that quality allows" in capsys.readouterr().err
     assert 0.9 in pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()
