@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from mars_ray.errors import OutputError
+from mars_ray.errors import OutputError, RunError
 from mars_ray.ray_private import stop_driver_messages
 from mars_ray.storage.private import private_folder
 from mars_ray.usable_cpus import usable_cpus
@@ -24,7 +24,7 @@ def connect() -> None:
     """Join the cluster named by `RAY_ADDRESS`, or start a local cluster. Does nothing if already connected.
 
     The output of workers is not shown. The sockets, logs and token of a local cluster are private to this user. Raises
-    `OutputError` if they cannot be made private.
+    `OutputError` if they cannot be made private, and `RunError` if there is no cluster or Ray does not start.
     """
     if ray.is_initialized():
         return
@@ -40,7 +40,13 @@ def connect() -> None:
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     with _sigterm_kept():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
+        except Exception as error:  # Ray raises plain ones
+            failure = str(error).strip().partition("\n")[0].rstrip(".")
+            if is_shared():
+                raise RunError(f"no Ray cluster is at RAY_ADDRESS, {os.environ['RAY_ADDRESS']}: {failure}.") from error
+            raise RunError(f"Ray did not start on this machine: {failure}. Try again when it is less busy.") from error
     with suppress(OSError):  # Ray creates the token file readable by everyone
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
     # Otherwise, Ray prints pages of stack traces when a node is lost and at the end of a job.

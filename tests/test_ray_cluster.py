@@ -1,6 +1,8 @@
 """The connection to a cluster: where a local one keeps its sockets and logs."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,13 @@ def test_each_account_has_a_folder_of_its_own_for_ray(
 
 def test_the_paths_of_ray_s_sockets_are_no_longer_than_the_system_allows() -> None:
     assert len(LONGEST) <= 107
+
+
+def test_an_address_without_a_cluster_gives_one_line() -> None:
+    connect = (
+        "from mars_ray.program import run_program; from mars_ray.ray_cluster import connect; run_program('p', connect)"
+    )
+    environment = os.environ | {"RAY_ADDRESS": "nonsense"}
+    said = subprocess.run([sys.executable, "-c", connect], env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert said.stderr == "p: no Ray cluster is at RAY_ADDRESS, nonsense: Invalid address format: nonsense.\n"
