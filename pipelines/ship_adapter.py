@@ -17,7 +17,7 @@ import torch
 
 from mars_ray.adapter.card import SHIPPED
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter
-from mars_ray.adapter.forward import ATTENTION, mask_logits
+from mars_ray.adapter.forward import TILED, mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.loss import sampled
 from mars_ray.adapter.mask_streams import mask_streams
@@ -94,7 +94,7 @@ def measure(
 ) -> Rounding:
     """Compare both adapters in `pair` at the same masks; the second one has 8 bits."""
     network = load_checkpoint(base, dtype=torch.bfloat16).network
-    network.set_attn_implementation(ATTENTION)
+    network.set_attn_implementation(TILED)
     for lora in pair:
         lora.attach(network)
     masks = agreed = agreed_int8 = changed = 0

@@ -3,6 +3,8 @@ values.
 
 The first forward has no gradients; it computes the keys, values and targets for all masks. The second forward contains
 only masks; it has gradients, and the low-rank products are added.
+
+Letters: C clean positions of the first forward.
 """
 
 from collections import UserList
@@ -12,35 +14,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.method.logits import logits_at
+from mars_ray.method.loss import attention_dtype
 from mars_ray.method.streams import Streams
-from mars_ray.method.tiles import Layout, Piece, attend, attend_piece, lay_out
+from mars_ray.method.tiles import Piece, Tile, attend, lay_out
+from mars_ray.method.visibility import additive, dense_mask
 
 ATTENTION = "mars_adapter"
+"""Attention with a dense mask."""
+TILED = "mars_adapter_tiles"
+"""Attention in tiles, as `tiles.ATTENTION` computes it."""
 
 
 class KeysAndValues(UserList[tuple[Tensor, Tensor]]):
-    """The keys and the values of each layer at the clean positions; each tensor is [key heads, clean positions, D].
+    """The keys and the values of each layer at the clean positions; each tensor is [rows, key heads, C, D].
 
     FSDP may give a network copies of plain lists; what the network appends to a copy would be lost.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class MaskTile:
-    """Number of masks and clean slots in an attention tile, and the slots that the masks may attend to."""
+class Plan:
+    """Inputs of both forwards. A place is a pair of tensors [M], which index the rows and columns of a forward."""
 
-    masks: int
-    clean: int
-    hidden: Tensor
-    """Additive attention mask, [masks, masks + clean]: 0 where a mask may attend, otherwise -inf."""
+    clean_slots: Tensor
+    """Slots of the first forward, int64 [rows, C]; slots are counted through all rows of the streams."""
+    clean_attention: dict[str, Any]
+    """What the attention of the first forward reads."""
+    teachers: tuple[Tensor, Tensor]
+    """Place in the first forward of each mask's twin."""
+    mask_slots: Tensor
+    """Slots of the second forward, int64."""
+    mask_attention: dict[str, Any]
+    masks: tuple[Tensor, Tensor]
+    """Place in the second forward of each mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskLogits:
-    """Outputs of both forwards at the masks."""
+    """Outputs of both forwards at the masks, in the order of `Streams.noisy_slot_M`."""
 
     logits_MV: Tensor
     """Logits of the masks, not corrected by the sampler head."""
@@ -48,99 +63,123 @@ class MaskLogits:
     """Last hidden states of the masks."""
     teacher_MV: Tensor
     """Logits of the base at the same positions."""
-    slot_M: Tensor
-    """Slot of each mask, numbered across all packed sequences."""
     before_M: Tensor
     """Token before each mask's target, which is the clean token at the mask's own position."""
 
 
 def mask_logits(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> MaskLogits:
-    """Run both forwards over the result of `mask_streams`; `network` must use the attention `ATTENTION`."""
-    layout = lay_out(streams, network.dtype)
-    slot_P = layout.slot_P
-    noisy_P = streams.noisy_RS.flatten()[slot_P]
-    slot_M = slot_P[noisy_P]
-    slot_C = slot_P[~noisy_P]
-    clean_tiles, mask_tiles = _tiles(layout, noisy_P)
+    """Run both forwards over the result of `mask_streams`; `network` must use the attention `ATTENTION` or `TILED`."""
     width = streams.tokens_RS.shape[1]
+    slot_M = streams.noisy_slot_M
     twin_M = streams.twin_RS.flatten()[slot_M] + slot_M // width * width
-    index_C = (~noisy_P).long().cumsum(dim=0) - 1
-    teacher_M = index_C[layout.place_RS.flatten()[twin_M]]
+    plan_of = _in_tiles if network.config._attn_implementation == TILED else _in_rows
+    plan = plan_of(streams, twin_M, attention_dtype(network))
     tokens = streams.tokens_RS.flatten()
     positions = streams.position_RS.flatten()
     seen = KeysAndValues()
     with torch.no_grad():
         teacher_MV = logits_at(
             network,
-            (torch.zeros_like(teacher_M), teacher_M),
-            input_ids=tokens[slot_C][None],
-            position_ids=positions[slot_C][None],
-            tiles=clean_tiles,
-            seen=seen,
+            plan.teachers,
+            input_ids=tokens[plan.clean_slots],
+            position_ids=positions[plan.clean_slots],
+            keep=seen,
+            **plan.clean_attention,
         )
     hidden: list[Tensor] = []
     head = network.get_output_embeddings()
-    with adapter.at(None), head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0][0])):
-        logits_MV = network(
-            inputs_embeds=adapter.masks(tokens[slot_M])[None].to(network.dtype),
-            position_ids=positions[slot_M][None],
-            use_cache=False,
-            mask_tiles=mask_tiles,
+    recording = head.register_forward_hook(lambda _head, inputs, _logits: hidden.append(inputs[0][0]))
+    with adapter.at(None), recording:
+        logits_MV = logits_at(
+            network,
+            plan.masks,
+            inputs_embeds=adapter.masks(tokens[plan.mask_slots]).to(network.dtype),
+            position_ids=positions[plan.mask_slots],
             seen=seen,
-        ).logits[0]
-    return MaskLogits(logits_MV, hidden[0], teacher_MV, slot_M, tokens[twin_M])
-
-
-def _tiles(layout: Layout, noisy_P: Tensor) -> tuple[list[list[Piece]], list[MaskTile]]:
-    """Split each tile into its masks and its clean pieces, and number the pieces' keys from the first clean slot."""
-    clean_tiles: list[list[Piece]] = []
-    mask_tiles: list[MaskTile] = []
-    start = 0
-    for tile in layout.tiles:
-        slots = sum(piece.queries for piece in tile)
-        masks = int(noisy_P[start : start + slots].sum())
-        clean = tile[1:] if masks else tile
-        clean_tiles.append(
-            [
-                Piece(piece.queries, slice(piece.keys.start - masks, piece.keys.stop - masks), piece.hidden)
-                for piece in clean
-            ]
+            **plan.mask_attention,
         )
-        hidden = tile[0].hidden if masks else torch.empty(0, slots)
-        mask_tiles.append(MaskTile(masks, slots - masks, hidden))
-        start += slots
-    return clean_tiles, mask_tiles
+    return MaskLogits(logits_MV, hidden[0], teacher_MV, tokens[twin_M])
+
+
+def _in_rows(streams: Streams, twin_M: Tensor, dtype: torch.dtype) -> Plan:
+    """Plan forwards over the rows of the streams, with dense masks. All shapes are known without their values."""
+    R, S = streams.tokens_RS.shape
+    N = streams.noisy
+    slot_RS = torch.arange(R * S, device=twin_M.device).view(R, S)
+    clean, masks = slice(N, None), slice(N)
+    slot_M = streams.noisy_slot_M
+    return Plan(
+        clean_slots=slot_RS[:, clean],
+        clean_attention={"attention_mask": additive(dense_mask(streams, clean, clean), dtype)},
+        teachers=(twin_M // S, twin_M % S - N),
+        mask_slots=slot_RS[:, masks],
+        mask_attention={"attention_mask": additive(dense_mask(streams, masks), dtype)},
+        masks=(slot_M // S, slot_M % S),
+    )
+
+
+def _in_tiles(streams: Streams, twin_M: Tensor, dtype: torch.dtype) -> Plan:
+    """Plan forwards over one long row, whose attention is cut into tiles."""
+    layout = lay_out(streams, dtype)
+    clean_C = layout.slot_P[~streams.noisy_RS.flatten()[layout.slot_P]]
+    index = torch.empty_like(streams.tokens_RS).flatten()
+    index[clean_C] = torch.arange(len(clean_C), device=clean_C.device)
+    mask_M = torch.arange(len(twin_M), device=twin_M.device)
+    row_M = torch.zeros_like(mask_M)
+    return Plan(
+        clean_slots=clean_C[None],
+        clean_attention={"tiles": [_clean_part(tile) for tile in layout.tiles]},
+        teachers=(row_M, index[twin_M]),
+        mask_slots=streams.noisy_slot_M[None],
+        mask_attention={"tiles": [Tile(tile.noisy, tile.keys, tile.pieces[: tile.noisy > 0]) for tile in layout.tiles]},
+        masks=(row_M, mask_M),
+    )
+
+
+def _clean_part(tile: Tile) -> Tile:
+    """Return a tile without its masks, whose keys are numbered from the first clean slot."""
+    pieces = [
+        Piece(piece.queries, slice(piece.keys.start - tile.noisy, piece.keys.stop - tile.noisy), piece.hidden)
+        for piece in tile.pieces[tile.noisy > 0 :]
+    ]
+    return Tile(0, tile.keys - tile.noisy, pieces)
 
 
 def _attend(
     module: nn.Module,
-    query_1HPD: Tensor,
-    key_1KPD: Tensor,
-    value_1KPD: Tensor,
-    _mask: None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     *,
-    scaling: float,
-    seen: KeysAndValues,
-    tiles: list[list[Piece]] | None = None,
-    mask_tiles: list[MaskTile] | None = None,
-    **_unused: Any,
+    keep: KeysAndValues | None = None,
+    seen: KeysAndValues | None = None,
+    tiles: list[Tile] | None = None,
+    **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """Let clean tokens attend to clean tokens and append their keys and values to `seen`; or, given `mask_tiles`, let
-    masks attend to `seen` and to masks."""
-    if mask_tiles is None:
-        assert tiles is not None
-        seen.append((key_1KPD[0], value_1KPD[0]))
-        return attend(module, query_1HPD, key_1KPD, value_1KPD, None, scaling=scaling, tiles=tiles)
-    masks = [tile.masks for tile in mask_tiles]
-    clean = [tile.clean for tile in mask_tiles]
-    of_masks = (torch.split(states[0], masks, dim=1) for states in (query_1HPD, key_1KPD, value_1KPD))
-    of_clean = (torch.split(states, clean, dim=1) for states in seen[module.layer_idx])  # type: ignore[index]
-    outs = [
-        attend_piece(query, torch.cat([key, clean_key], 1), torch.cat([value, clean_value], 1), tile.hidden, scaling)
-        for tile, query, key, value, clean_key, clean_value in zip(mask_tiles, *of_masks, *of_clean, strict=True)
-        if tile.masks
-    ]
-    return torch.cat(outs, dim=1).transpose(0, 1)[None], None
+    """Let clean tokens attend to clean tokens and append their keys and values to `keep`; or let masks attend to masks
+    and to `seen`."""
+    if keep is not None:
+        keep.append((key, value))
+    if seen is not None:
+        key, value = (
+            _joined(states, clean, tiles)
+            for states, clean in zip((key, value), seen[module.layer_idx], strict=True)  # type: ignore[index]
+        )
+    if tiles is not None:
+        return attend(module, query, key, value, None, tiles=tiles, **arguments)
+    out: Tensor = sdpa_attention_forward(module, query, key, value, mask, **arguments)[0]
+    return out, None
+
+
+def _joined(masks: Tensor, clean: Tensor, tiles: list[Tile] | None) -> Tensor:
+    """Return the states of masks and those of clean tokens as one tensor, with masks first in each row or tile."""
+    if tiles is None:
+        return torch.cat([masks, clean], dim=2)
+    of_masks = torch.split(masks, [tile.noisy for tile in tiles], dim=2)
+    of_clean = torch.split(clean, [tile.keys - tile.noisy for tile in tiles], dim=2)
+    return torch.cat([part for pair in zip(of_masks, of_clean, strict=True) for part in pair], dim=2)
 
 
 AttentionInterface.register(ATTENTION, _attend)
+AttentionInterface.register(TILED, _attend)

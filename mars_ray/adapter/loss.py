@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mars_ray.adapter.forward import ATTENTION, MaskLogits, mask_logits
+from mars_ray.adapter.forward import ATTENTION, TILED, MaskLogits, mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.adapter.sampler_head import Candidates, likeliest
-from mars_ray.method.loss import cross_entropies
-from mars_ray.method.streams import IGNORE, PackedRows, Streams
+from mars_ray.method import tiles
+from mars_ray.method.loss import chunks, cross_entropies
+from mars_ray.method.streams import PackedRows, Streams
 
 
 class AdapterLoss(nn.Module):
@@ -22,12 +23,13 @@ class AdapterLoss(nn.Module):
 
     `distill` is the weight of the base's distribution in the target of a mask; the remaining weight goes to the token
     in the data. The masks are trained on their uncorrected logits, and the sampler head on detached hidden states of
-    the masks.
+    the masks. The attention is computed in tiles if `network` computes it so, otherwise with a dense mask.
     """
 
     def __init__(self, network: PreTrainedModel, adapter: GatedLoRA, distill: float) -> None:
         super().__init__()
-        network.set_attn_implementation(ATTENTION)
+        tiled = network.config._attn_implementation in (tiles.ATTENTION, TILED)
+        network.set_attn_implementation(TILED if tiled else ATTENTION)
         network.requires_grad_(False)
         self.adapter = adapter
         self._base = (network,)  # in a tuple, so that torch does not register the network
@@ -38,13 +40,13 @@ class AdapterLoss(nn.Module):
 
         Both are float32 scalars; the second has no gradient.
         """
-        if not (streams.label_RS != IGNORE).any():
+        if not len(streams.noisy_slot_M):
             # All workers must run the forwards, in which they gather the weights of a sharded base.
             mask_sum, base_sum = self(_one_mask().to(streams.tokens_RS.device))
             return mask_sum * 0, base_sum * 0
         masks = mask_logits(self._base[0], self.adapter, streams)
-        label_M = streams.label_RS.flatten()[masks.slot_M]
-        weight_M = streams.weight_RS.flatten()[masks.slot_M]
+        label_M = streams.label_RS.flatten()[streams.noisy_slot_M]
+        weight_M = streams.weight_RS.flatten()[streams.noisy_slot_M]
         teacher_M = torch.arange(len(label_M), device=label_M.device)
         loss_M = cross_entropies(masks.logits_MV, label_M, teacher_M, self._distill, masks.teacher_MV)
         loss_M = loss_M + self._change_by_sampler(masks, label_M)
@@ -76,7 +78,7 @@ def _one_mask() -> Streams:
 @torch.no_grad()
 def _logsumexp(logits_MV: Tensor) -> Tensor:
     """Return the log-sum-exp of each mask's logits as float32 [M], computed for a few masks at a time."""
-    return torch.cat([part.float().logsumexp(dim=-1) for part in torch.split(logits_MV, 64)])
+    return torch.cat([logits_MV[chunk].float().logsumexp(dim=-1) for chunk in chunks(logits_MV)])
 
 
 def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> Candidates:
@@ -106,8 +108,8 @@ class HeldoutAgreement:
 def heldout_agreement(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> HeldoutAgreement:
     """Measure teacher-forced agreement on the result of `mask_streams`; `network` must come from an `AdapterLoss`."""
     masks = mask_logits(network, adapter, streams)
-    agrees_M = sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)
-    offset_M = streams.tokens_RS.flatten()[masks.slot_M]
+    agrees_M = (sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)).cpu()
+    offset_M = streams.tokens_RS.flatten()[streams.noisy_slot_M].cpu()
     # Masks of a block are in order, so a run continues from one offset to the next.
     runs = 0
     unbroken = False

@@ -9,7 +9,6 @@ Sums and counts are returned separately, so that gradient accumulation and data 
 the whole step. The loss then does not depend on how examples are packed into rows or spread over devices.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,26 +17,20 @@ from transformers import PreTrainedModel
 
 from mars_ray.method import tiles
 from mars_ray.method.logits import logits_at
-from mars_ray.method.streams import IGNORE, Streams
-from mars_ray.method.visibility import dense_mask, flex_mask
+from mars_ray.method.streams import Streams
+from mars_ray.method.visibility import additive, dense_mask
 
 CHUNK_NUMBERS = 1 << 21
 """Maximum number of logits in a chunk of the cross-entropy: 8 MiB in float32, which fit in the cache of a processor."""
+GPU_CHUNK_NUMBERS = 1 << 25
+"""The same on a GPU, where each chunk costs a dozen launches: 128 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelWeights:
-    """Sum of the label weights in each stream. If all weights are 1, this is the number of labels."""
-
-    mask: float
-    ar: float
-
-    @classmethod
-    def of(cls, streams: Streams) -> "LabelWeights":
-        """Return the weights of the labels in `streams`."""
-        weight_RS = streams.weight_RS * (streams.label_RS != IGNORE)
-        mask = float(weight_RS[streams.noisy_RS].sum())
-        return cls(mask=mask, ar=float(weight_RS.sum()) - mask)
+def label_weights(streams: Streams) -> Tensor:
+    """Return the sum of the label weights in the noisy and in the clean stream, as [2]. If all weights are 1, these are
+    the numbers of labels."""
+    weight = streams.weight_RS.flatten()
+    return torch.stack([weight[slot_M].sum() for slot_M in (streams.noisy_slot_M, streams.clean_slot_M)])
 
 
 class StreamLoss(nn.Module):
@@ -54,28 +47,27 @@ class StreamLoss(nn.Module):
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
         """Return the weighted sums of cross-entropies in the noisy and in the clean stream, two float32 scalars."""
-        labelled_RS = streams.label_RS != IGNORE
-        logits_MV = training_logits(self.network, streams, labelled_RS)
-        noisy_M = streams.noisy_RS[labelled_RS]
+        slot_M = torch.cat([streams.noisy_slot_M, streams.clean_slot_M])
+        masks = len(streams.noisy_slot_M)
+        logits_MV = training_logits(self.network, streams, slot_M)
         # The clean stream sees the tokens that masks hide from the noisy stream, so it can teach the noisy stream.
-        index_RS = labelled_RS.long().flatten().cumsum(0).view_as(streams.label_RS) - 1
-        teacher_M = torch.where(noisy_M, index_RS.gather(1, streams.twin_RS)[labelled_RS], IGNORE)
-        loss_M = cross_entropies(logits_MV, streams.label_RS[labelled_RS], teacher_M, self._distill)
-        loss_M = loss_M * streams.weight_RS[labelled_RS]
-        return (loss_M * noisy_M).sum(), (loss_M * ~noisy_M).sum()
+        index = torch.zeros_like(streams.label_RS).flatten()
+        index[slot_M] = torch.arange(len(slot_M), device=slot_M.device)
+        teacher_M = index.view_as(streams.label_RS).gather(1, streams.twin_RS).flatten()[streams.noisy_slot_M]
+        loss_M = cross_entropies(logits_MV, streams.label_RS.flatten()[slot_M], teacher_M, self._distill)
+        loss_M = loss_M * streams.weight_RS.flatten()[slot_M]
+        return loss_M[:masks].sum(), loss_M[masks:].sum()
 
 
-def training_logits(network: PreTrainedModel, streams: Streams, where_RS: Tensor) -> Tensor:
-    """Run the training forward and return its logits [M, V] where `where_RS` is True, row by row.
+def training_logits(network: PreTrainedModel, streams: Streams, slot_M: Tensor) -> Tensor:
+    """Run the training forward and return its logits [M, V] at `slot_M`; slots are counted through all rows.
 
     With `tiles.ATTENTION`, the logits at padding are undefined.
     """
-    attention = network.config._attn_implementation
-    if attention == tiles.ATTENTION:
-        device = streams.tokens_RS.device.type
-        autocast = torch.is_autocast_enabled(device)
-        layout = tiles.lay_out(streams, torch.get_autocast_dtype(device) if autocast else network.dtype)
-        place_M = layout.place_RS[where_RS]
+    dtype = attention_dtype(network)
+    if network.config._attn_implementation == tiles.ATTENTION:
+        layout = tiles.lay_out(streams, dtype)
+        place_M = layout.place_RS.flatten()[slot_M]
         return logits_at(
             network,
             (torch.zeros_like(place_M), place_M),
@@ -83,13 +75,20 @@ def training_logits(network: PreTrainedModel, streams: Streams, where_RS: Tensor
             position_ids=streams.position_RS.flatten()[layout.slot_P][None],
             tiles=layout.tiles,
         )
+    width = streams.tokens_RS.shape[1]
     return logits_at(
         network,
-        where_RS,
+        (slot_M // width, slot_M % width),
         input_ids=streams.tokens_RS,
         position_ids=streams.position_RS,
-        attention_mask=flex_mask(streams) if attention == "flex_attention" else dense_mask(streams),
+        attention_mask=additive(dense_mask(streams), dtype),
     )
+
+
+def attention_dtype(network: PreTrainedModel) -> torch.dtype:
+    """Return the dtype in which the attention of a forward computes here."""
+    device = network.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else network.dtype
 
 
 def cross_entropies(
@@ -105,11 +104,11 @@ def cross_entropies(
     This one keeps only the logits, in the type that the network returns. Everything else of vocabulary size is
     recomputed in float32, one chunk at a time.
 
-    The target is the label, which must not be `IGNORE`. `teachers` holds logits [any, V]; None means `logits_MV`. Where
-    `teacher_M` is not `IGNORE`, it is the index of a row of `teachers`, whose distribution makes up `share` of the
-    target and receives no gradient.
+    The target is the label, which must not be `IGNORE`. `teachers` holds logits [any, V]; None means `logits_MV`.
+    `teacher_M` has a row of `teachers` for each of the first positions, all or only some. The distribution there makes
+    up `share` of the target and receives no gradient.
     """
-    teacher_M = torch.full_like(label_M, IGNORE) if teacher_M is None else teacher_M
+    teacher_M = label_M[:0] if teacher_M is None or not share else teacher_M
     teachers = (logits_MV if teachers is None else teachers).detach()
     result: Tensor = _CrossEntropies.apply(  # type: ignore[no-untyped-call]
         logits_MV, label_M, teacher_M, share, teachers
@@ -125,12 +124,13 @@ class _CrossEntropies(torch.autograd.Function):
         ctx.save_for_backward(logits_MV, label_M, teacher_M, teachers)
         ctx.share = share
         loss_M = torch.empty(len(logits_MV), dtype=torch.float32, device=logits_MV.device)
-        for chunk in _chunks(logits_MV):
+        for chunk in chunks(logits_MV):
             logits = logits_MV[chunk].float()
             label = logits.gather(1, label_M[chunk, None])[:, 0]
-            taught, target = _teacher(teachers, teacher_M[chunk], share)
-            if len(taught):
-                label[taught] = torch.lerp(label[taught], (target * logits[taught]).sum(dim=-1), share)
+            taught = len(teacher_M[chunk])
+            if taught:
+                target = teachers[teacher_M[chunk]].softmax(dim=-1, dtype=torch.float32)
+                label[:taught] = torch.lerp(label[:taught], (target * logits[:taught]).sum(dim=-1), share)
             loss_M[chunk] = logits.logsumexp(dim=-1) - label
         return loss_M
 
@@ -139,26 +139,21 @@ class _CrossEntropies(torch.autograd.Function):
         logits_MV, label_M, teacher_M, teachers = ctx.saved_tensors
         [grad_M] = grads
         grad_MV = torch.empty_like(logits_MV)
-        for chunk in _chunks(logits_MV):
+        for chunk in chunks(logits_MV):
             grad = logits_MV[chunk].softmax(dim=-1, dtype=torch.float32)
-            taught, target = _teacher(teachers, teacher_M[chunk], ctx.share)
+            taught = len(teacher_M[chunk])
             weight = torch.full((len(grad), 1), -1.0, device=grad.device)
-            if len(taught):
-                weight[taught] = ctx.share - 1
-                grad[taught] -= ctx.share * target
+            if taught:
+                weight[:taught] = ctx.share - 1
+                grad[:taught] -= ctx.share * teachers[teacher_M[chunk]].softmax(dim=-1, dtype=torch.float32)
             grad.scatter_add_(1, label_M[chunk, None], weight)
             torch.mul(grad, grad_M[chunk, None], out=grad)
             grad_MV[chunk] = grad
         return grad_MV, None, None, None, None
 
 
-def _chunks(logits_MV: Tensor) -> list[slice]:
+def chunks(logits_MV: Tensor) -> list[slice]:
+    """Return consecutive ranges of positions, few enough each that a float32 copy of their logits is small."""
     M, V = logits_MV.shape
-    rows = max(1, CHUNK_NUMBERS // V)
+    rows = max(1, (GPU_CHUNK_NUMBERS if logits_MV.is_cuda else CHUNK_NUMBERS) // V)
     return [slice(start, start + rows) for start in range(0, M, rows)]
-
-
-def _teacher(teachers: Tensor, teacher_M: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Return the positions of a chunk that have a teacher, and the teacher's distribution at each, in float32."""
-    taught = (teacher_M != IGNORE).nonzero()[:, 0] if share else teacher_M[:0]
-    return taught, teachers[teacher_M[taught]].softmax(dim=-1, dtype=torch.float32)

@@ -43,30 +43,56 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """Inputs of one training forward. Every tensor is [R, S], with the N noisy slots first."""
+    """Inputs of one training forward. Every tensor is [R, S], with the N noisy slots first.
 
+    All that decides a shape is known when the streams are built, on the CPU: the number of noisy slots, and which slots
+    have a label. A step on a GPU therefore reads nothing back to find it out.
+    """
+
+    noisy: int
+    """N, the number of noisy slots of each row."""
     tokens_RS: Tensor
     position_RS: Tensor
     """int64, position within the example, the same for a token and for the mask that replaces it."""
     example_RS: Tensor
     block_RS: Tensor
     """int64, number of the block; comparable only within one example."""
-    noisy_RS: Tensor
-    """bool, whether the slot belongs to the noisy stream."""
     label_RS: Tensor
     """int64, the token after this position if the loss counts it, otherwise `IGNORE`."""
     twin_RS: Tensor
     """int64, index of the clean slot with the same token."""
     weight_RS: Tensor
     """float32, weight of the label in the loss."""
+    noisy_slot_M: Tensor
+    """int64 [M], the noisy slots with a label. Slots are counted through all rows."""
+    clean_slot_M: Tensor
+    """int64 [M], the clean slots with a label."""
+
+    @classmethod
+    def of(cls, *, noisy: int, label_RS: Tensor, **tensors: Tensor) -> "Streams":
+        """Build streams on the CPU from their other fields, and find the slots with a label."""
+        slot_M = (label_RS != IGNORE).flatten().nonzero()[:, 0]
+        noisy_M = slot_M % label_RS.shape[1] < noisy
+        return cls(
+            noisy=noisy, label_RS=label_RS, noisy_slot_M=slot_M[noisy_M], clean_slot_M=slot_M[~noisy_M], **tensors
+        )
+
+    @property
+    def noisy_RS(self) -> Tensor:
+        """Whether each slot belongs to the noisy stream, bool."""
+        R, S = self.tokens_RS.shape
+        return (torch.arange(S, device=self.tokens_RS.device) < self.noisy).expand(R, S)
 
     def to(self, device: torch.device | str) -> "Streams":
-        """Return the same streams on `device`."""
-        return Streams(**{name: getattr(self, name).to(device) for name in self.__slots__})
+        """Return the same streams on `device`. A copy to a GPU does not wait for the work that is queued there."""
+        tensors = {name: getattr(self, name) for name in self.__slots__ if name != "noisy"}
+        return Streams(noisy=self.noisy, **{name: _moved(tensor, device) for name, tensor in tensors.items()})
 
-    def select(self, row: int, slots: Tensor) -> "Streams":
-        """Return some slots of a row as streams with one row. `twin_RS` keeps its indices into the whole row."""
-        return Streams(**{name: getattr(self, name)[row, slots][None] for name in self.__slots__})
+
+def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    if torch.device(device).type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def random_phases(rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
@@ -77,12 +103,12 @@ def random_phases(rows: PackedRows, block: int, generator: torch.Generator) -> T
 
 def clean_stream(rows: PackedRows) -> Streams:
     """Build the streams of plain autoregressive fine-tuning: S = T, and no slot is noisy."""
-    return Streams(
+    return Streams.of(
+        noisy=0,
         tokens_RS=rows.tokens_RT,
         position_RS=rows.position_RT,
         example_RS=rows.example_RT,
         block_RS=torch.zeros_like(rows.position_RT),
-        noisy_RS=torch.zeros_like(rows.response_RT),
         label_RS=_next_response_token(rows),
         twin_RS=torch.arange(rows.tokens_RT.shape[1]).expand_as(rows.tokens_RT),
         weight_RS=torch.ones(rows.tokens_RT.shape),
@@ -107,7 +133,7 @@ def mars_streams(
     The prompt token before a response predicts the first response token. If no mask precedes the prompt token in its
     block, both streams predict the same token, and `first` gives the noisy slot a label too.
 
-    Padding rounds N up to a multiple of `multiple_of`, but at most to T, so that compiled kernels meet few shapes.
+    Padding rounds N up to a multiple of `multiple_of`, but at most to T, so that a GPU meets few shapes.
     """
     clean = clean_stream(rows)
     block_RT = (rows.position_RT + phase_RT) // block
@@ -120,12 +146,12 @@ def mars_streams(
     def both(noisy_RT: Tensor, clean_RT: Tensor, padding: int) -> Tensor:
         return torch.cat([noisy_RT.gather(1, slot_RN).masked_fill(padding_RN, padding), clean_RT], dim=1)
 
-    return Streams(
+    return Streams.of(
+        noisy=slot_RN.shape[1],
         tokens_RS=both(tokens_RT, rows.tokens_RT, mask_id),
         position_RS=both(rows.position_RT, rows.position_RT, 0),
         example_RS=both(rows.example_RT, rows.example_RT, PADDING),
         block_RS=both(block_RT, block_RT, 0),
-        noisy_RS=torch.cat([torch.ones_like(padding_RN), clean.noisy_RS], dim=1),
         label_RS=both(label_RT, clean.label_RS, IGNORE),
         twin_RS=torch.cat([slot_RN, clean.twin_RS], dim=1) + slot_RN.shape[1],
         weight_RS=both(decay**before_RT, clean.weight_RS, 0),
@@ -160,6 +186,14 @@ def _blocks_with(wanted_RT: Tensor, rows: PackedRows, block_RT: Tensor, multiple
     block_index_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # the count goes on across the examples of a row
     count_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, block_index_RT, wanted_RT.long())
     keep_RT = count_RT.gather(1, block_index_RT) > 0
-    N = min(T, math.ceil(int(keep_RT.sum(dim=1).max()) / multiple_of) * multiple_of)
+    return chosen_slots(keep_RT, multiple_of)
+
+
+def chosen_slots(keep_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
+    """Return the positions where `keep_RT` is True, int64 [R, N], and whether each is padding, bool [R, N].
+
+    Padding rounds N up to a multiple of `multiple_of`, but at most to T.
+    """
+    N = min(keep_RT.shape[1], math.ceil(int(keep_RT.sum(dim=1).max()) / multiple_of) * multiple_of)
     slot_RN = torch.argsort((~keep_RT).to(torch.uint8), dim=1, stable=True)[:, :N]
     return slot_RN, ~keep_RT.gather(1, slot_RN)

@@ -1,9 +1,10 @@
-"""Compute the attention of a training forward in tiles, each of which holds a few examples of one row.
+"""Compute the attention of a training forward on a CPU in tiles, each of which holds a few examples of one row.
 
 A row holds many examples that cannot see each other, so a dense mask over the row is mostly False. Here the slots of
 all rows are laid end to end, tile after tile. A tile has its noisy slots before its clean slots and leaves out padding.
 Attention is computed piece by piece: some queries of a tile with the keys that they can reach. The rest of the network
-sees one long row.
+sees one long row. On a CPU this saves a third of a step; a GPU would wait for the many small operations, so there the
+attention has a dense mask.
 
 The attention is registered with transformers as `ATTENTION`. It gets the pieces as a keyword argument of the network's
 forward.
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from mars_ray.method.streams import PADDING, Streams
-from mars_ray.method.visibility import dense_mask
+from mars_ray.method.visibility import additive, may_attend
 
 ATTENTION = "mars_tiles"
 
@@ -43,6 +44,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """A few examples of one row."""
+
+    noisy: int
+    """Number of noisy slots, which come first."""
+    keys: int
+    """Number of slots."""
+    pieces: list[Piece]
+    """The piece of the noisy slots, if there are any, and then those of the clean slots."""
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Slots of all rows of a forward, laid end to end."""
 
@@ -50,19 +63,19 @@ class Layout:
     """int64, slot at each place; slots are counted through all rows."""
     place_RS: Tensor
     """int64, place of each slot; 0 for padding, which has no place."""
-    tiles: list[list[Piece]]
-    """Pieces of each tile, in the order of their places."""
+    tiles: list[Tile]
+    """The tiles in the order of their places."""
 
 
 def lay_out(streams: Streams, dtype: torch.dtype) -> Layout:
     """Lay the slots of all rows end to end, and cut attention into pieces with masks of `dtype`."""
     R, S = streams.tokens_RS.shape
     slots: list[Tensor] = []
-    tiles: list[list[Piece]] = []
+    tiles: list[Tile] = []
     for r in range(R):
         for first, last in _tiles(streams, r):
             slot_L = ((streams.example_RS[r] >= first) & (streams.example_RS[r] < last)).nonzero()[:, 0]
-            tiles.append(_pieces(streams.select(r, slot_L), dtype))
+            tiles.append(_tile(streams, r, slot_L, dtype))
             slots.append(slot_L + r * S)
     slot_P = torch.cat(slots)
     place_RS = torch.zeros(R * S, dtype=torch.long, device=slot_P.device)
@@ -72,7 +85,7 @@ def lay_out(streams: Streams, dtype: torch.dtype) -> Layout:
 
 def _tiles(streams: Streams, r: int) -> list[tuple[int, int]]:
     """Return the examples of a row in groups, as pairs of the first example and the one after the last."""
-    example_T = streams.example_RS[r][~streams.noisy_RS[r]]
+    example_T = streams.example_RS[r, streams.noisy :]
     tiles, first, slots = [], 0, 0
     counts = torch.bincount(example_T[example_T != PADDING]).tolist()
     for number, count in enumerate(counts):
@@ -83,16 +96,18 @@ def _tiles(streams: Streams, r: int) -> list[tuple[int, int]]:
     return tiles
 
 
-def _pieces(tile: Streams, dtype: torch.dtype) -> list[Piece]:
-    """Cut a tile into pieces. `tile` is one row, with noisy slots before clean slots."""
-    slots, noisy = tile.tokens_RS.shape[1], int(tile.noisy_RS.sum())
-    hidden = torch.zeros(slots, slots, dtype=dtype, device=tile.tokens_RS.device)
-    hidden.masked_fill_(~dense_mask(tile)[0, 0], -torch.inf)
+def _tile(streams: Streams, r: int, slot_L: Tensor, dtype: torch.dtype) -> Tile:
+    """Cut the attention of some slots of a row into pieces."""
+    slots, noisy = len(slot_L), int((slot_L < streams.noisy).sum())
+    visible = may_attend(
+        streams, lambda field_RS: field_RS[r, slot_L][:, None], lambda field_RS: field_RS[r, slot_L][None]
+    )
+    hidden = additive(visible, dtype)
     pieces = [Piece(noisy, slice(0, slots), hidden[:noisy])] if noisy else []
     for begin in range(noisy, slots, PIECE_QUERIES):
         end = min(begin + PIECE_QUERIES, slots)
         pieces.append(Piece(end - begin, slice(noisy, end), hidden[begin:end, noisy:end].contiguous()))
-    return pieces
+    return Tile(noisy, slots, pieces)
 
 
 def attend(
@@ -103,26 +118,26 @@ def attend(
     _mask: None,
     *,
     scaling: float,
-    tiles: list[list[Piece]],
+    tiles: list[Tile],
     dropout: float = 0.0,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention piece by piece and return [1, P, H, D]."""
     outs: list[Tensor] = []
     # Use split, because the gradient of a slice would be as large as the whole tensor.
-    queries = torch.split(query_1HPD[0], [piece.queries for tile in tiles for piece in tile], dim=1)
-    lengths = [sum(piece.queries for piece in tile) for tile in tiles]
+    queries = torch.split(query_1HPD[0], [piece.queries for tile in tiles for piece in tile.pieces], dim=1)
+    lengths = [tile.keys for tile in tiles]
     keys_of, values_of = (torch.split(tensor[0], lengths, dim=1) for tensor in (key_1KPD, value_1KPD))
     for tile, keys, values in zip(tiles, keys_of, values_of, strict=True):
-        for piece in tile:
+        for piece in tile.pieces:
             query = queries[len(outs)]
             key = keys[:, piece.keys]
             value = values[:, piece.keys]
-            outs.append(attend_piece(query, key, value, piece.hidden, scaling, dropout))
+            outs.append(_attend_piece(query, key, value, piece.hidden, scaling, dropout))
     return torch.cat(outs, dim=1).transpose(0, 1)[None], None
 
 
-def attend_piece(
+def _attend_piece(
     query_HQD: Tensor, key_KCD: Tensor, value_KCD: Tensor, hidden_QC: Tensor, scaling: float, dropout: float = 0.0
 ) -> Tensor:
     """Return the attention [H, Q, D] of Q queries to C keys. `hidden_QC` is 0 where it is allowed, -inf elsewhere."""

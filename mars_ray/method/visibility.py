@@ -1,6 +1,4 @@
-"""Build the attention masks of a MARS training forward. One predicate defines visibility, and both masks evaluate it.
-
-The dense boolean mask serves SDPA (for a row) and `tiles` (for a tile). The block mask serves FlexAttention on CUDA.
+"""Build the attention masks of a MARS training forward. One predicate defines visibility, and all masks evaluate it.
 
 Source: arXiv 2604.07023, section 3, table in the method section. A clean token sees the clean tokens up to itself. A
 noisy token sees its own block up to itself, and the clean tokens of earlier blocks. Examples are packed, so no token
@@ -9,8 +7,8 @@ sees another example.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from mars_ray.method.streams import Streams
 
@@ -30,19 +28,19 @@ def may_attend(streams: Streams, query: Select, key: Select) -> Tensor:
     return same_example & ((query_noisy & seen_by_noisy) | (~query_noisy & seen_by_clean))
 
 
-def dense_mask(streams: Streams) -> Tensor:
-    """Return the dense mask, bool [R, 1, S, S], True where attention is allowed.
+def dense_mask(streams: Streams, query: slice = slice(None), key: slice = slice(None)) -> Tensor:
+    """Return the dense mask of some slots of each row, bool [R, 1, Q, K], True where attention is allowed.
 
     A padding slot sees itself and the padding before it, so no row of the mask is empty.
     """
-    return may_attend(streams, lambda field_RS: field_RS[:, None, :, None], lambda field_RS: field_RS[:, None, None, :])
+    return may_attend(
+        streams, lambda field_RS: field_RS[:, None, query, None], lambda field_RS: field_RS[:, None, None, key]
+    )
 
 
-def flex_mask(streams: Streams) -> BlockMask:
-    """Return the same mask for FlexAttention, which skips tiles without any allowed pair."""
-    R, S = streams.tokens_RS.shape
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask to add to the scores: 0 where attention is allowed, -inf elsewhere.
 
-    def mask_mod(row: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return may_attend(streams, lambda field_RS: field_RS[row, q], lambda field_RS: field_RS[row, k])
-
-    return create_block_mask(mask_mod, B=R, H=None, Q_LEN=S, KV_LEN=S, device=str(streams.tokens_RS.device))
+    SDPA would make it from a boolean mask again in each layer.
+    """
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)

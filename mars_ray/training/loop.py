@@ -39,8 +39,9 @@ from mars_ray.training.schedule import block_size, generator_for, learning_rate,
 from mars_ray.training.step import HeldoutLookahead, keep_freed_memory, look_ahead, train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
-FLEX_TILE = 128
-"""Slots per tile of FlexAttention, which is compiled for one shape."""
+GPU_MASKS = 64
+"""On a GPU the number of noisy slots of a row is a multiple of this, so that memory meets few shapes and the rows of a
+dense mask are aligned."""
 
 
 class CheckpointStore(Protocol):
@@ -75,20 +76,20 @@ class TrainingRun:
         self._folder = RunFolder(config.output)
         self._data = PackedData(folder_here(self._folder.train_data))
         self._heldout = PackedData(folder_here(self._folder.heldout_data))
-        self._flex = accelerator.device.type == "cuda" and config.objective.adapter is None
         self._base = base
         self._checkpoint = load_checkpoint(
             self._base,
             dtype=torch.bfloat16
             if config.objective.adapter and config.compute.precision == "bfloat16"
             else torch.float32,
-            attention="flex_attention" if self._flex else "sdpa",
+            attention="sdpa",
         )
-        if not self._flex:
+        if accelerator.device.type == "cpu":
             # Networks for which this attention would give wrong results were already refused when they were loaded with
             # SDPA.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
+        self._multiple_of = 1 if accelerator.device.type == "cpu" else GPU_MASKS
         self._adapter = self._new_adapter()
         optimizer = config.optimizer
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
@@ -236,7 +237,9 @@ class TrainingRun:
         if objective.kind == "ar":
             return clean_stream(rows)
         if objective.adapter:
-            return mask_streams(rows, block=block, phase_RT=phase_RT, decay=objective.decay)
+            return mask_streams(
+                rows, block=block, phase_RT=phase_RT, decay=objective.decay, multiple_of=self._multiple_of
+            )
         return mars_streams(
             rows,
             block=block,
@@ -244,7 +247,7 @@ class TrainingRun:
             phase_RT=phase_RT,
             decay=objective.decay,
             first=first,
-            multiple_of=FLEX_TILE if self._flex else 1,
+            multiple_of=self._multiple_of,
         )
 
     def _look_ahead(self) -> HeldoutLookahead | HeldoutAgreement | None:

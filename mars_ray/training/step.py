@@ -2,6 +2,8 @@
 
 The loss is divided by the number of labels in the whole step, summed over all micro-batches and workers. The loss
 therefore does not depend on how the rows are divided among them.
+
+On a GPU the host only queues work. It waits once a step, for the figures that decide whether the weights are updated.
 """
 
 import contextlib
@@ -14,15 +16,15 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from mars_ray.errors import DivergedError
 from mars_ray.method.acceptance import confidence
-from mars_ray.method.loss import LabelWeights, training_logits
+from mars_ray.method.loss import label_weights, training_logits
 from mars_ray.method.metric import Metric
-from mars_ray.method.streams import IGNORE, Streams
+from mars_ray.method.streams import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +49,34 @@ def train_step(
 ) -> StepLosses:
     """Update the weights once. Raises `DivergedError` if the loss is not finite, in which case the weights do not
     change."""
-    weights = [LabelWeights.of(streams) for streams in batches]
-    local = torch.tensor([sum(w.mask for w in weights), sum(w.ar for w in weights)], device=accelerator.device)
-    mask_total, ar_total = (total or 1.0 for total in accelerator.reduce(local).tolist())
-    sums = torch.zeros(2, device=accelerator.device)
+    device = accelerator.device
+    local = torch.stack([label_weights(streams) for streams in batches]).sum(dim=0)
+    labels = accelerator.reduce(local.to(device, non_blocking=True))
+    totals = torch.where(labels > 0, labels, 1.0)
+    weights = accelerator.num_processes * torch.stack([1 / totals[0], ar_weight / totals[1]])
+    sums = torch.zeros(2, device=device)
     for number, streams in enumerate(batches, start=1):
         last = number == len(batches)
         with contextlib.nullcontext() if last else accelerator.no_sync(loss):
             with accelerator.autocast():
-                mask_sum, ar_sum = loss(streams.to(accelerator.device))
+                both = torch.stack(loss(streams.to(device)))
             # Data parallelism averages the gradients of the workers, but the totals already include all workers.
-            share = accelerator.num_processes * (mask_sum / mask_total + ar_weight * ar_sum / ar_total)
-            accelerator.backward(share)
-        sums += torch.stack([mask_sum.detach(), ar_sum.detach()])
-    mask_sum, ar_sum = accelerator.reduce(sums).tolist()
+            accelerator.backward((both * weights).sum())
+        sums += both.detach()
+    mask_mean, ar_mean = accelerator.reduce(sums) / totals
     clipped = accelerator.clip_grad_norm_(loss.parameters(), clip_norm)
-    norm = float(clipped.full_tensor() if isinstance(clipped, DTensor) else clipped)
-    if not math.isfinite(mask_sum + ar_sum + norm):
-        raise DivergedError(f"mask loss {mask_sum / mask_total}, AR loss {ar_sum / ar_total}, gradient norm {norm}")
+    norm = clipped.full_tensor() if isinstance(clipped, DTensor) else clipped
+    masks, mask_loss, ar_loss, grad_norm = to_host(torch.stack([labels[0], mask_mean, ar_mean, norm]))
+    if not math.isfinite(mask_loss + ar_loss + grad_norm):
+        raise DivergedError(f"mask loss {mask_loss}, AR loss {ar_loss}, gradient norm {grad_norm}")
     optimizer.step()
     optimizer.zero_grad()
-    masks = any(w.mask for w in weights)
-    return StepLosses(mask_sum / mask_total if masks else None, ar_sum / ar_total, norm)
+    return StepLosses(mask_loss if masks else None, ar_loss, grad_norm)
+
+
+def to_host(figures: Tensor) -> list[float]:
+    """Return the values of a tensor, for which the host waits."""
+    return [float(figure) for figure in figures.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +96,19 @@ def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, thresh
     `block` is the block size of `streams`. The measurement is teacher-forced: every block of the noisy stream is a
     position that a decoder could have reached, so the figures are those of a decoder whose earlier tokens are correct.
     """
-    labelled_RS = streams.label_RS != IGNORE
-    logits_MV = training_logits(network, streams, labelled_RS)
+    labelled_M = torch.cat([streams.noisy_slot_M, streams.clean_slot_M])
+    logits_MV = training_logits(network, streams, labelled_M)
     token_M = logits_MV.argmax(dim=-1).tolist()
     confidence_M = confidence(logits_MV, Metric.PROBABILITY).tolist()
-    row_M, slot_M = (index.tolist() for index in labelled_RS.nonzero(as_tuple=True))
+    width = streams.tokens_RS.shape[1]
     clean_token: dict[tuple[int, int, int], int] = {}
     masks: dict[tuple[int, int, int], list[tuple[int, int, float]]] = defaultdict(list)
-    fields = (streams.example_RS, streams.block_RS, streams.position_RS, streams.noisy_RS)
-    for row, slot, token, certainty in zip(row_M, slot_M, token_M, confidence_M, strict=True):
-        example, block_number, position, noisy = (int(field[row, slot]) for field in fields)
-        if noisy:
+    fields = (streams.example_RS, streams.block_RS, streams.position_RS)
+    labelled = (labelled_M, *(field.flatten()[labelled_M] for field in fields))
+    figures = (*(field_M.tolist() for field_M in labelled), token_M, confidence_M)
+    for slot, example, block_number, position, token, certainty in zip(*figures, strict=True):
+        row, column = divmod(slot, width)
+        if column < streams.noisy:
             masks[row, example, block_number].append((position, token, certainty))
         else:
             clean_token[row, example, position] = token

@@ -16,7 +16,7 @@ from mars_ray.adapter.forward import mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
 from mars_ray.adapter.mask_streams import mask_streams
-from mars_ray.method.loss import LabelWeights
+from mars_ray.method.loss import label_weights
 from mars_ray.method.streams import IGNORE, PackedRows, random_phases
 from tests.adapter.samplers import corrected_by_hand
 from tests.factories.token_rows import packed
@@ -85,12 +85,12 @@ def test_masks_see_what_a_decoder_shows_them_and_learn_what_the_base_says(
     clean = packed_rows.tokens_RT.shape[1]
     by_place = {
         (int(slot) // width, int(streams.twin_RS.flatten()[slot]) - (width - clean)): number
-        for number, slot in enumerate(found.slot_M)
+        for number, slot in enumerate(streams.noisy_slot_M)
     }
     assert len(by_place) == len(expected)
     for r, t, offset, mask, base in expected:
         number = by_place[r, t]
-        slot = found.slot_M[number]
+        slot = streams.noisy_slot_M[number]
         assert int(streams.tokens_RS.flatten()[slot]) == offset
         assert float(streams.weight_RS.flatten()[slot]) == 0.5**offset
         assert int(streams.label_RS.flatten()[slot]) == int(packed_rows.tokens_RT[r, t + 1])
@@ -105,7 +105,7 @@ def test_the_sampler_head_changes_the_loss_as_it_changes_the_logits(adapted: Ada
     with torch.no_grad():
         loss = float(AdapterLoss(network, adapter, distill)(streams)[0])
         found = mask_logits(network, adapter, streams)
-        label_M = streams.label_RS.flatten()[found.slot_M]
+        label_M = streams.label_RS.flatten()[streams.noisy_slot_M]
         corrected_MV = corrected_by_hand(network, adapter.sampler, found.logits_MV, found.hidden_MH, found.before_M)
         target_MV = torch.lerp(one_hot(label_M, 64).float(), found.teacher_MV.softmax(-1), distill)
     assert not torch.allclose(corrected_MV, found.logits_MV)
@@ -143,8 +143,8 @@ def test_the_loss_is_that_of_base_and_data_mixed(adapted: Adapted, distill: floa
 
 
 def test_both_streams_weigh_what_the_loss_counts(adapted: Adapted) -> None:
-    weights = LabelWeights.of(mask_streams(packed(MARKS), block=4))
-    assert weights == LabelWeights(mask=14.0, ar=14.0)  # 8 + 1 + 1 + 4 masks whose next token is of the response
+    weights = label_weights(mask_streams(packed(MARKS), block=4))
+    assert weights.tolist() == [14.0, 14.0]  # 8 + 1 + 1 + 4 masks whose next token is of the response
 
 
 def test_rows_without_a_mask_bring_nothing(adapted: Adapted) -> None:
