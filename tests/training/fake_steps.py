@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from transformers import PreTrainedModel
@@ -64,8 +64,8 @@ def main() -> None:
     """Run all steps."""
     step.to_host = to_host
     Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]  # fake tensors have no pinned memory
+    PartialState(cpu=True).device = torch.device("cuda")
     accelerator = Accelerator(cpu=True)
-    accelerator.state.__dict__["device"] = torch.device("cuda")
     for attention in ("sdpa", tiles.ATTENTION):
         for dtype in (torch.float32, torch.bfloat16):
             for kind in ("adapter", "whole model"):

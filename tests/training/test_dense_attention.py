@@ -33,7 +33,7 @@ rows = st.lists(st.lists(examples, min_size=1, max_size=4), min_size=1, max_size
 @pytest.fixture(scope="module", params=NETWORKS.values(), ids=NETWORKS)
 def both(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, PreTrainedModel]:
     """The same network with a dense mask and in tiles."""
-    dense = network_of_rows(**request.param)
+    dense = network_of_rows(initializer_range=0.2, **request.param)
     tiled = copy.deepcopy(dense)
     tiled.set_attn_implementation(tiles.ATTENTION)
     return dense, tiled
