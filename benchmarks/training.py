@@ -5,7 +5,7 @@
 Packed sequences hold random tokens in examples as long as those of instruction data (mean 146 tokens, 44 % of them
 responses). Contenders take turns, each in its own process, so that the memory settings of one do not affect another.
 `transformers ar` is the usual loop: accelerate, the network's own loss over whole sequences, AdamW. `dense mars` is our
-objective with one mask over whole sequences. `mars checkpointing` is `mars` with activation checkpointing. `adapter`
+objective with one mask over whole sequences, as on a GPU, and `dense adapter` an adapter with it. `mars checkpointing` is `mars` with activation checkpointing. `adapter`
 trains a gated LoRA of rank 32 instead of the model.
 
 Memory is the peak of one more step: weights, AdamW's moments, and all that torch allocates during the step, as
@@ -42,7 +42,7 @@ from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.training.step import keep_freed_memory, train_step
 
-WAYS = ("transformers ar", "ar", "dense mars", "mars", "mars checkpointing", "adapter")
+WAYS = ("transformers ar", "ar", "dense mars", "mars", "mars checkpointing", "adapter", "dense adapter")
 FIGURES = ("tokens_per_s", "peak_mib", "process_peak_mib")
 BLOCK = 8
 EXAMPLE_TOKENS = 146
@@ -82,16 +82,17 @@ def allocated_peak(work: Callable[[], object]) -> int:
 
 def train(way: str, model: str, precision: str, steps: int, count: int, length: int) -> dict[str, list[float]]:
     """Return the tokens per second of each step after the first, and the peak memory in MiB, in this process."""
-    dtype = torch.bfloat16 if (way, precision) == ("adapter", "bfloat16") else torch.float32
+    of_adapter = way in ("adapter", "dense adapter")
+    dtype = torch.bfloat16 if of_adapter and precision == "bfloat16" else torch.float32
     checkpoint = load_checkpoint(resolve_model(model), dtype=dtype)
     network = checkpoint.network
     if way == "mars checkpointing":
         network.activation_checkpointing_enable({"use_reentrant": False})
-    if way not in ("transformers ar", "dense mars"):
+    if way not in ("transformers ar", "dense mars", "dense adapter"):
         network.set_attn_implementation(tiles.ATTENTION)
         keep_freed_memory()
     trained: nn.Module = network if way == "transformers ar" else StreamLoss(network)
-    if way == "adapter":
+    if of_adapter:
         trained = AdapterLoss(network, new_adapter(network, rank=32, alpha=64, masks=BLOCK, names=None), distill=1.0)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if precision == "bfloat16" else "no")
     adamw = torch.optim.AdamW(trained.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
@@ -110,7 +111,7 @@ def train(way: str, model: str, precision: str, steps: int, count: int, length: 
         phase_RT = random_phases(packed, BLOCK, torch.Generator().manual_seed(0))
         if way == "ar":
             streams = clean_stream(packed)
-        elif way == "adapter":
+        elif of_adapter:
             streams = mask_streams(packed, block=BLOCK, phase_RT=phase_RT)
         else:
             streams = mars_streams(packed, block=BLOCK, mask_id=checkpoint.mask_id, phase_RT=phase_RT)

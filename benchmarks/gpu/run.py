@@ -7,8 +7,9 @@
 `curve`: the GPU's ceilings, and the forward of our torch runner by rows and positions, eager and as a CUDA graph.
 `steps`: a step of vLLM by callers, with random weights. `answers`: answers and speed of a trained model in vLLM.
 `torch`: the answers of our engine, its steps, and training. On an H200 they took 51, 105, 55 and 91 seconds, and
-importing vLLM 20. Each figure is a line of the file at once, so a run that is cut keeps what it had; a run with the
-same file adds to it.
+importing vLLM 20. `train`, with `--data`: an adapter is trained for `--seconds`, and the best one is kept next to the
+figures. Each figure is a line of the file at once, so a run that is cut keeps what it had; a run with the same file
+adds to it.
 """
 
 import argparse
@@ -36,9 +37,11 @@ from mars_ray.model.folder import count_parameters
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
 
-PARTS = ("curve", "steps", "answers", "torch")
+PARTS = ("curve", "steps", "answers", "torch", "train")
 LIMITS_S = {"curve": 90, "steps": 70, "answers": 90, "torch": 120}
 """Limit of each measurement of a part."""
+TRAIN_SPARE_S = 120
+"""Time that training may take beside its `--seconds`: to load, to measure and to store the adapter."""
 TOKENS_PER_SEQ = 160
 """Mean number of cached tokens of a request: its prompt, and half of its answer."""
 
@@ -52,7 +55,14 @@ def plan(arguments: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     vllm = ["--callers", callers, "--graphs", arguments.graphs, *common]
     answers = ["--folder", str(folder), *(["--answers", "2", "--tokens", "12", "--rounds", "1"] if small else ())]
     adapter = ["--adapter", arguments.adapter] if arguments.adapter else []
-    for part in arguments.part or PARTS:
+    data = ["--data", str(arguments.data)] if arguments.data else []
+    for part in arguments.part or [part for part in PARTS if part != "train" or data]:
+        if part == "train":
+            words = ["--model", str(folder), "--gpu", arguments.gpu, "--seconds", str(arguments.seconds), *data]
+            words += ["--output", str(arguments.json.parent / "adapter"), *adapter, *common]
+            words += ["--rows", "2", "--lines", "2"] if small else []
+            yield Measurement(part, arguments.seconds + TRAIN_SPARE_S, "train_part", words)
+            continue
         limit_s = LIMITS_S[part]
         if part == "curve":
             yield Measurement(part, limit_s, "curve", ["--shapes", *shapes, *common])
@@ -123,12 +133,14 @@ def main() -> None:
     """Run the parts and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundled", help="folder of a checkpoint with its card")
-    parser.add_argument("--adapter", help="folder or name of an adapter of the model, for the engines with masks")
+    parser.add_argument("--adapter", help="folder or name of an adapter of the model, for masks and to train on")
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all parts")
     parser.add_argument("--engines", type=lambda names: names.split(","), default=["stock", "mars-7", "mars-3"])
     parser.add_argument("--graphs", choices=tuple(GRAPHS), default="decode", help="how vLLM runs its network")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpu", help="entry of mars_ray/machines/gpus to compare with; default: the device's own")
+    parser.add_argument("--data", type=Path, help="file of benchmarks.gpu.packed_file, to train an adapter on")
+    parser.add_argument("--seconds", type=float, default=300, help="time to train the adapter")
     parser.add_argument("--small", action="store_true", help="a few prompts and steps, to try the program")
     parser.add_argument("--logs", type=Path, help="folder for the output of the measurements; default: beside --json")
     parser.add_argument("--json", type=Path, required=True, help="file of JSON lines to append to")
@@ -177,6 +189,11 @@ def show(lines: list[dict[str, Any]], gpu: str, model: StepModel) -> None:
         elif "copy_gb_per_s" in line:
             ceilings = f"copies {line['copy_gb_per_s']:,.0f} GB/s, bf16 products {line['bf16_tflops']:.0f} TFLOP/s"
             console.print(f"{line['gpu']}: {ceilings}", markup=False)
+        elif "train" in line:
+            figures = line["train"]
+            speed = f"{figures['tokens_per_s']:,} tokens/s, MFU {figures['mfu']:.1%}"
+            ahead = f"{figures['heldout_tokens_per_forward']:.2f} held-out tokens per forward"
+            console.print(f"training, step {figures['steps']}: {speed}, {ahead}", markup=False)
         elif "equality" in line:
             console.print(f"torch runner, equal answers: {line['equality']}", markup=False)
     for table in (step_table(lines, gpu), answer_table(lines, model)):

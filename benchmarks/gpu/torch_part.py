@@ -4,8 +4,8 @@
 
 Equality: the engine's greedy answers in float32 against the reference decoder's, on the same device. Steps: the time of
 an engine step by its parts, in bfloat16, next to the modelled time of a step of the same size. Requests go on after the
-end of their answers, so the tokens per step are not those of real answers. Training: one step
-through FlexAttention (through the dense mask on a CPU, where FlexAttention has no backward), its time and its memory.
+end of their answers, so the tokens per step are not those of real answers. Training: steps of the whole model, their
+time and their memory.
 
 Besides torch and transformers this needs accelerate, llguidance, psutil, pydantic, rich, scipy and universal-pathlib.
 """
@@ -162,9 +162,9 @@ def steps(timer: StepTimer, model: StepModel, callers: int, setting: Setting, co
     }
 
 
-def training(folder: Path, device: str, attention: str, count: int, length: int, steps: int) -> dict[str, Any]:
+def training(folder: Path, device: str, count: int, length: int, steps: int) -> dict[str, Any]:
     """Return the losses, the seconds after the first step, and the peak memory of training steps."""
-    checkpoint = load_checkpoint(folder, attention=attention, device=device)
+    checkpoint = load_checkpoint(folder, attention="sdpa", device=device)
     loss = StreamLoss(checkpoint.network.train())
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16")
     adamw = torch.optim.AdamW(loss.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
@@ -183,7 +183,6 @@ def training(folder: Path, device: str, attention: str, count: int, length: int,
         seconds.append(time.perf_counter() - started_s)
         losses.append(result.mask_loss)
     return {
-        "attention": attention,
         "rows": count,
         "length": length,
         "mask_losses": losses,
@@ -217,11 +216,7 @@ def main() -> None:
         for setting in settings:
             append(arguments.json, {"step": steps(timer, model, number, setting, count)})
     rows_of_step = (2, 256, 1) if small else (8, 1024, 6)
-    for attention in ("flex_attention", "sdpa") if device == "cuda" else ("sdpa",):
-        try:
-            append(arguments.json, {"training": training(folder, device, attention, *rows_of_step)})
-        except (RuntimeError, torch.OutOfMemoryError) as error:  # the other attention may still run
-            append(arguments.json, {"training": {"attention": attention, "unavailable": str(error)[-300:]}})
+    append(arguments.json, {"training": training(folder, device, *rows_of_step)})
 
 
 if __name__ == "__main__":

@@ -180,14 +180,7 @@ class PackedData:
         tokens, response, example = (
             torch.from_numpy(array[numbers]) for array in (self._tokens, self._response, self._example)
         )
-        example = example.long()
-        slot_RT = torch.arange(example.shape[1]).expand_as(example)
-        starts_RT = torch.ones_like(response)
-        starts_RT[:, 1:] = example[:, 1:] != example[:, :-1]
-        start_RT = torch.where(starts_RT, slot_RT, 0).cummax(dim=1).values
-        return PackedRows(
-            tokens_RT=tokens.long(), response_RT=response, example_RT=example, position_RT=slot_RT - start_RT
-        )
+        return PackedRows.of(tokens.long(), response, example.long())
 
 
 def _first_line(error: Exception) -> str:

@@ -22,6 +22,10 @@ IGNORE = -100
 PADDING = -1
 """Example number of a slot that holds no token."""
 
+GPU_MASKS = 64
+"""On a GPU the number of noisy slots of a row is a multiple of this, so that memory meets few shapes and the rows of a
+dense mask are aligned."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
@@ -35,6 +39,15 @@ class PackedRows:
     """int64, number of the example within the row; `PADDING` after the last example."""
     position_RT: Tensor
     """int64, position within the example, from 0."""
+
+    @classmethod
+    def of(cls, tokens_RT: Tensor, response_RT: Tensor, example_RT: Tensor) -> "PackedRows":
+        """Return rows whose positions follow from the numbers of the examples."""
+        slot_RT = torch.arange(example_RT.shape[1]).expand_as(example_RT)
+        starts_RT = torch.ones_like(response_RT)
+        starts_RT[:, 1:] = example_RT[:, 1:] != example_RT[:, :-1]
+        start_RT = torch.where(starts_RT, slot_RT, 0).cummax(dim=1).values
+        return cls(tokens_RT=tokens_RT, response_RT=response_RT, example_RT=example_RT, position_RT=slot_RT - start_RT)
 
     def select(self, rows: list[int]) -> "PackedRows":
         """Return the rows with these indices."""

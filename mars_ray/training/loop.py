@@ -24,7 +24,15 @@ from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
-from mars_ray.method.streams import PADDING, PackedRows, Streams, clean_stream, mars_streams, random_phases
+from mars_ray.method.streams import (
+    GPU_MASKS,
+    PADDING,
+    PackedRows,
+    Streams,
+    clean_stream,
+    mars_streams,
+    random_phases,
+)
 from mars_ray.model.card import CARD_FILE, Card, library_versions
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
 from mars_ray.model.digest import folder_digest, weights_digest
@@ -39,9 +47,6 @@ from mars_ray.training.schedule import block_size, generator_for, learning_rate,
 from mars_ray.training.step import HeldoutLookahead, keep_freed_memory, look_ahead, train_step
 
 LOOKAHEAD_THRESHOLD = 0.95
-GPU_MASKS = 64
-"""On a GPU the number of noisy slots of a row is a multiple of this, so that memory meets few shapes and the rows of a
-dense mask are aligned."""
 
 
 class CheckpointStore(Protocol):
