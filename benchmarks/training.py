@@ -5,8 +5,9 @@
 Packed sequences hold random tokens in examples as long as those of instruction data (mean 146 tokens, 44 % of them
 responses). Contenders take turns, each in its own process, so that the memory settings of one do not affect another.
 `transformers ar` is the usual loop: accelerate, the network's own loss over whole sequences, AdamW. `dense mars` is our
-objective with one mask over whole sequences, as on a GPU, and `dense adapter` an adapter with it. `mars checkpointing` is `mars` with activation checkpointing. `adapter`
-trains a gated LoRA of rank 32 instead of the model.
+objective with one mask over whole sequences, as on a GPU. `mars checkpointing` is `mars` with activation checkpointing.
+`adapter` trains a gated LoRA of rank 32 instead of the model, `dense adapter` the same with one mask over whole
+sequences.
 
 Memory is the peak of one more step: weights, AdamW's moments, and all that torch allocates during the step, as
 `torch.cuda.max_memory_allocated` counts it on a GPU. The peak of the whole process is measured too.

@@ -1,6 +1,6 @@
 """Packed sequences in one file of at most 8 MB, to carry to a machine with a GPU.
 
-    mars-ray prepare train.jsonl --model smollm2 --output packed/
+    mars-ray prepare --input train.jsonl --model smollm2 --output packed/
     python -m benchmarks.gpu.packed_file packed/ --model smollm2 --output train.npz
 
 The file holds as many of the first sequences of the folder as fit. Reading it needs numpy and torch only.

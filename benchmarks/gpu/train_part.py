@@ -81,7 +81,8 @@ def flops(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> flo
     mask_keys = int((streams.position_RS.flatten()[streams.noisy_slot_M] + 1).sum())
     masks = len(streams.noisy_slot_M)
     clean = 2.0 * weights * int(real_RT.sum()) + seen * clean_keys
-    return clean + masks * (4.0 * weights + 6 * own + 6 * head) + 3.0 * seen * mask_keys
+    total: float = clean + masks * (4.0 * weights + 6 * own + 6 * head) + 3.0 * seen * mask_keys
+    return total
 
 
 class AdapterTraining:

@@ -30,7 +30,7 @@ examples = st.lists(st.booleans(), min_size=1, max_size=30)
 rows = st.lists(st.lists(examples, min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-@pytest.fixture(scope="module", params=NETWORKS.values(), ids=NETWORKS)
+@pytest.fixture(scope="module", params=[*NETWORKS.values()], ids=[*NETWORKS])
 def both(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, PreTrainedModel]:
     """The same network with a dense mask and in tiles."""
     dense = network_of_rows(initializer_range=0.2, **request.param)
@@ -57,7 +57,7 @@ def assert_equal_steps(dense: nn.Module, tiled: nn.Module, wide: Streams, narrow
         sums = torch.stack(loss(streams))
         gradients = torch.autograd.grad(sums @ torch.tensor([1.0, 0.3]), list(loss.parameters()), allow_unused=True)
         figures.append((sums.detach(), [torch.zeros(()) if one is None else one for one in gradients]))
-    (sums, gradients), (expected_sums, expected) = figures
+    [(sums, gradients), (expected_sums, expected)] = figures
     torch.testing.assert_close(sums, expected_sums, rtol=CLOSE, atol=CLOSE)
     largest = max(float(gradient.abs().max()) for gradient in expected)
     for gradient, other in zip(gradients, expected, strict=True):
