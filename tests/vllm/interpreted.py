@@ -16,7 +16,6 @@ import mars_ray
 from tests.vllm import INTERPRETER
 
 os.environ.update(
-    VLLM_USE_V2_MODEL_RUNNER="1",
     TRITON_INTERPRET="1",
     VLLM_CPU_KVCACHE_SPACE="1",
     HF_HUB_OFFLINE="1",
@@ -26,7 +25,7 @@ os.environ.update(
 )
 assert "vllm" not in sys.modules and "triton" not in sys.modules
 
-sys.path.insert(0, str(INTERPRETER))  # Triton finds its backends by entry points
+sys.path.insert(0, str(INTERPRETER))
 
 import vllm.v1.sample.ops.topk_topp_sampler as top_k_top_p  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402

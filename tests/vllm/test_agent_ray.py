@@ -33,13 +33,13 @@ CONTROL = {
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url() -> Iterator[str]:
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     address = ray.get_runtime_context().gcs_address
     controller = {"name": "chat", "address": address, "floor": 0.5, "settings": CONTROL}
     agent = ("--middleware", "mars_ray.vllm.agent.middleware.Agent")
     try:
-        with serving(tmp_path_factory.mktemp("metadata"), {"threshold": 1.0, "controller": controller}, *agent) as url:
+        with serving({"threshold": 1.0, "controller": controller}, *agent) as url:
             yield url
     finally:
         ray.shutdown()

@@ -1,6 +1,6 @@
 """The parts of vLLM that the plug-in overrides, calls or reads, in the Python files of each version it accepts.
 
-The files of the installed vLLM are read, and those of a wheel of 0.33, which `make test-vllm` unpacks.
+The files of the installed vLLM are read, and those of other versions, whose wheels `make test-vllm` unpacks.
 """
 
 import ast
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mars_ray.vllm.engine.requirements import installed_version
+from mars_ray.vllm.versions import HOOKS, minor
+
 METHODS = {
     "v1/worker/gpu/model_states/default.py": {
         "DefaultModelState.__init__": "self vllm_config model encoder_cache device",
@@ -20,11 +23,6 @@ METHODS = {
     },
     "v1/worker/gpu/model_states/interface.py": {"ModelState.custom_sampler": "self sampler"},
     "v1/worker/gpu/sample/sampler.py": {"Sampler.__call__": "self logits input_batch"},
-    "v1/worker/gpu/sample/logits_processor/interface.py": {
-        "LogitsProcessor.validate_params": "cls sampling_params",
-        "LogitsProcessor.add_request": "self req_idx sampling_params",
-        "LogitsProcessor.apply": "self logits ctx",
-    },
     "v1/worker/gpu/buffer_utils.py": {
         "UvaBackedTensor.__init__": "self size dtype",
         "UvaBackedTensor.copy_to_uva": "self",
@@ -72,23 +70,25 @@ CALLS = {
     "v1/worker/gpu/model_states/__init__.py": ["model.get_model_state_cls()"],
 }
 """Calls by which vLLM reaches the plug-in, apart from spaces and line ends."""
+PROCESSOR_OF_V2 = {"add_request": "self req_idx sampling_params", "apply": "self logits ctx"}
+"""Methods of logits processors that model runner V2 calls."""
 
 
-def roots() -> list[object]:
+@pytest.fixture(params=HOOKS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def root(version: str) -> Path:
+    """The package of a version: the installed one, or one below the folder VLLM_SOURCES."""
     installed = find_spec("vllm")
-    unpacked = os.environ.get("VLLM_033")
-    return [
-        pytest.param(
-            Path(str(installed.origin)).parent if installed else None,
-            id="installed",
-            marks=pytest.mark.skipif(installed is None, reason="vLLM is missing: run make test-vllm"),
-        ),
-        pytest.param(
-            Path(unpacked or "."),
-            id="0.33",
-            marks=pytest.mark.skipif(unpacked is None, reason="VLLM_033 names no folder: run make test-vllm"),
-        ),
-    ]
+    if installed is not None and minor(installed_version()) == version:
+        return Path(str(installed.origin)).parent
+    unpacked = Path(os.environ.get("VLLM_SOURCES", ".")) / f"vllm-{version}" / "vllm"
+    if not unpacked.is_dir():
+        pytest.skip(f"vLLM {version} is missing: run make test-vllm")
+    return unpacked
 
 
 @cache
@@ -118,7 +118,6 @@ def attributes(definition: ast.ClassDef) -> set[str]:
     return fields | of_self | set(methods(definition))
 
 
-@pytest.mark.parametrize("root", roots())
 def test_the_methods_that_the_plug_in_overrides_or_calls_have_the_parameters_it_gives(root):
     for file, expected in METHODS.items():
         for name, parameters in expected.items():
@@ -126,16 +125,25 @@ def test_the_methods_that_the_plug_in_overrides_or_calls_have_the_parameters_it_
             assert methods(classes(root / file)[owner])[method][: len(parameters.split())] == parameters.split(), name
 
 
-@pytest.mark.parametrize("root", roots())
 def test_the_attributes_that_the_plug_in_reads_or_sets_exist(root):
     for file, expected in ATTRIBUTES.items():
         for owner, names in expected.items():
             assert set(names.split()) - attributes(classes(root / file)[owner]) == set(), owner
 
 
-@pytest.mark.parametrize("root", roots())
 def test_vllm_calls_the_hooks_as_the_plug_in_expects(root):
     for file, calls in CALLS.items():
         text = "".join((root / file).read_text().split())
         for call in calls:
             assert "".join(call.split()) in text, call
+
+
+def test_logits_processors_are_where_the_table_says_and_need_the_model_runner_that_it_says(version, root):
+    hooks = HOOKS[version]
+    file = root.parent / f"{hooks.processors.replace('.', '/')}.py"
+    found = methods(classes(file)["LogitsProcessor"])
+    assert found["validate_params"] == ["cls", "sampling_params"]
+    unsupported = 'unsupported.append("custom logits processors")' in (root / "config/vllm.py").read_text()
+    assert unsupported is hooks.processors_need_v1
+    if not hooks.processors_need_v1:
+        assert {name: " ".join(found[name]) for name in PROCESSOR_OF_V2} == PROCESSOR_OF_V2

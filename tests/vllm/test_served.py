@@ -17,8 +17,8 @@ SETTINGS = {"threshold": 0.95}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("metadata"), SETTINGS) as started:
+def url() -> Iterator[str]:
+    with serving(SETTINGS) as started:
         yield started
 
 
@@ -60,8 +60,8 @@ def test_wrong_xargs_are_a_bad_request_named_in_one_line(url, xargs, message):
     assert "\n" not in said
 
 
-def test_a_configuration_that_cannot_work_ends_the_start_with_the_reason(tmp_path):
-    with start(free_port(), tmp_path, SETTINGS, "--max-num-batched-tokens", "64") as server:
+def test_a_configuration_that_cannot_work_ends_the_start_with_the_reason():
+    with start(free_port(), SETTINGS, "--max-num-batched-tokens", "64") as server:
         log, _ = server.communicate(timeout=300)
     assert server.returncode != 0
     assert "max_num_batched_tokens is 64; 4 sequences with 31 positions each need 124." in log

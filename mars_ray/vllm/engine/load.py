@@ -22,7 +22,6 @@ from mars_ray.vllm.settings import KEY, VllmSettings
 from mars_ray.vllm.start_checks import ARCHITECTURE_OF
 
 ENVIRONMENT = {
-    "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process runs the steps; it is the engine process already
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",

@@ -9,7 +9,8 @@ from mars_ray.engine.options import MARS_ONLY, EngineTuning
 from mars_ray.errors import AdapterError, ConfigError, InputError, ModelError
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.vllm.settings import VllmSettings
-from mars_ray.vllm.start_checks import ARCHITECTURE_OF, check_version
+from mars_ray.vllm.start_checks import ARCHITECTURE_OF
+from mars_ray.vllm.versions import check_version
 
 
 def problems(model: ResolvedModel, tuning: EngineTuning, adapters: Mapping[str | None, Path]) -> Iterator[InputError]:

@@ -2,12 +2,21 @@
 
 from pathlib import Path
 
+import vllm
 from vllm.config import VllmConfig
 from vllm.config.diffusion import DiffusionConfig
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from mars_ray.vllm.settings import KEY, VllmSettings
 from mars_ray.vllm.start_checks import check_start
+from mars_ray.vllm.versions import check_version, hooks_of
+
+
+class UncountedProcessors(list[str]):
+    """Logits processors that vLLM calls for each request, and does not count when it chooses the model runner."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 class MarsModelConfig(VerifyAndUpdateConfig):
@@ -19,6 +28,8 @@ class MarsModelConfig(VerifyAndUpdateConfig):
         model = vllm_config.model_config
         additional = vllm_config.additional_config.get(KEY, {})
         settings = VllmSettings.complete(additional, Path(model.model), model.get_vocab_size())
+        if not settings.any_version:
+            check_version(vllm.__version__)
         check_start(vllm_config, settings)
         vllm_config.additional_config[KEY] = settings.model_dump()
         # Draft positions without a speculator. vLLM takes a model for a diffusion model by its config.json only.
@@ -27,7 +38,9 @@ class MarsModelConfig(VerifyAndUpdateConfig):
         extension = "mars_ray.vllm.runner.worker_extension.MarsWorkerExtension"
         vllm_config.parallel_config.worker_extension_cls = extension
         checks = "mars_ray.vllm.runner.request_checks:MarsRequestChecks"
-        model.logits_processors = [*(model.logits_processors or ()), checks]
+        processors = [*(model.logits_processors or ()), checks]
+        is_counted = not hooks_of(vllm.__version__).processors_need_v1
+        model.logits_processors = processors if is_counted else UncountedProcessors(processors)
 
 
 def settings_of(vllm_config: VllmConfig) -> VllmSettings:

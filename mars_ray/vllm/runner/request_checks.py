@@ -1,15 +1,24 @@
 """Refuse wrong `vllm_xargs` when a request arrives, with status 400 over HTTP."""
 
+from importlib import import_module
+from typing import Any
+
 import torch
+import vllm
 from vllm.sampling_params import SamplingParams
-from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext, LogitsProcessor
 
 from mars_ray.errors import RequestError
 from mars_ray.vllm.request_lookahead import decode_params
+from mars_ray.vllm.versions import hooks_of
+
+LogitsProcessor: Any = import_module(hooks_of(vllm.__version__).processors).LogitsProcessor
 
 
 class MarsRequestChecks(LogitsProcessor):
-    """A processor that changes no logits: vLLM calls its `validate_params` for every request."""
+    """A processor that changes no logits: vLLM calls its `validate_params` for every request.
+
+    Where processors need model runner V1, V2 creates none of them.
+    """
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -23,6 +32,6 @@ class MarsRequestChecks(LogitsProcessor):
         """Return that the logits stay as they are."""
         return False
 
-    def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:  # noqa: ARG002
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:  # noqa: ARG002
         """Return the logits."""
         return logits
