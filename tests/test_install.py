@@ -38,7 +38,7 @@ def resolve(folder: Path, extras: list[str], requirement: str) -> dict[str, str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
+@pytest.mark.parametrize("version", ["0.29.0", "0.33.0"])
 def test_the_extra_vllm_resolves_with_each_supported_vllm(tmp_path: Path, version: str) -> None:
     versions = resolve(tmp_path, ["vllm"], f"vllm=={version}")
     assert versions["vllm"] == version

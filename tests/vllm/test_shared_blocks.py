@@ -1,5 +1,5 @@
-"""Void keys never enter the prefix cache. vLLM 0.33 enters the blocks of accepted tokens after each step; 0.32, which
-runs here, waits for the next step of the request. So the tests give the scheduler the rule of 0.33.
+"""Void keys never enter the prefix cache. vLLM 0.33 enters the blocks of accepted tokens after each step; earlier
+versions, which run here, wait for the next step of the request. So the tests give the scheduler the rule of 0.33.
 """
 
 from collections.abc import Callable
