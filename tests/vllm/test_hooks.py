@@ -55,6 +55,7 @@ ATTRIBUTES = {
         "ParallelConfig": "worker_extension_cls pipeline_parallel_size tensor_parallel_size "
         "enable_batch_sharded_sampling"
     },
+    "config/model.py": {"ModelConfig": "logits_processors"},
     "config/scheduler.py": {
         "SchedulerConfig": "scheduler_cls policy async_scheduling max_num_seqs max_num_batched_tokens "
         "long_prefill_token_threshold"
