@@ -22,11 +22,12 @@ ENDPOINT = "http://127.0.0.1:8000"
 
 
 def fenced(language: str) -> list[ParameterSet]:
-    """Return every code block of a language, named by page and number."""
+    """Return every code block of a language that needs no vLLM, named by page and number."""
     return [
         pytest.param(block, id=f"{page.name}-{number}")
         for page in PAGES
         for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL))
+        if "ray.data.llm" not in block
     ]
 
 

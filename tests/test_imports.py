@@ -62,6 +62,7 @@ BELOW = {
     | {"adapter", "batch", "chat", "cli", "control", "engine", "model", "openai_api", "serve", "traces"},
     "installed": {"serve", "platform"},
     "ray_serve": {"installed", "serve", "platform"},
+    "ray_llm": {"control", "serve", "vllm"},
     "load": SHARED | {"data", "measure"},
     "simulate": SHARED | {"machines", "data", "model", "engine", "control", "load"},
     "evaluation": SHARED | {"method", "model", "adapter", "data", "engine", "batch", "measure"},

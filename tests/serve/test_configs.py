@@ -24,7 +24,9 @@ from tests.model.hub_server import running_hub
 KIND = settings_class()
 
 FOLDER = Path(__file__).parents[2] / "serve_configs"
-FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "vms")  # which is for Ray alone
+OF_RAY = ("vms", "ray_serve_llm")
+"""Files for Ray's own programs."""
+FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem not in OF_RAY)
 KUBERAY = FOLDER / "kuberay.yaml"
 IMAGE = f"mars-ray:{version('mars-ray')}"
 

@@ -1,17 +1,16 @@
-"""The agent's reading of vLLM's metrics, and its thresholds, without vLLM and without Ray."""
+"""What the agent counts and reports, and its thresholds, without vLLM and without Ray."""
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.vllm.agent.middleware import Agent
 from mars_ray.vllm.agent.served_engine import ServedEngine
-from mars_ray.vllm.agent.served_metrics import RecentLatency, ServedMetrics
 from mars_ray.vllm.engine.records import Records
+from mars_ray.vllm.engine_counts import EngineCounts
 from mars_ray.vllm.forward_log import LoggedForward
 from mars_ray.vllm.settings import KEY
 
@@ -39,25 +38,47 @@ class RecordingClient:
         return [{"mars_record": {"step_times": {}}, "mars_forwards": []}.get(method)]
 
 
-def engine_of(client: RecordingClient, registry: CollectorRegistry) -> ServedEngine:
+def engine_of(client: RecordingClient, counts: EngineCounts | None = None) -> ServedEngine:
     records = Records(Profile(4), frozenset())
-    return ServedEngine(client, records, lambda: ServedMetrics(registry.collect()), threshold=1.0, block=4)
+    return ServedEngine(client, records, counts or EngineCounts(), threshold=1.0, block=4)
+
+
+def step(*, running: int = 0, waiting: int = 0, ended: tuple[tuple[int, float], ...] = (), **iteration: Any) -> Any:
+    """Figures of a step as vLLM gives them; `ended` are tokens and seconds per token of requests."""
+    scheduler = SimpleNamespace(
+        num_running_reqs=running, num_waiting_reqs=waiting, num_skipped_waiting_reqs=1, kv_cache_usage=0.5
+    )
+    none = {
+        "num_generation_tokens": 0,
+        "num_prompt_tokens": 0,
+        "num_preempted_reqs": 0,
+        "time_to_first_tokens_iter": [],
+    }
+    finished = [SimpleNamespace(num_generation_tokens=n, mean_time_per_output_token=s) for n, s in ended]
+    return scheduler, SimpleNamespace(**(none | iteration), finished_requests=finished)
 
 
 def test_the_state_has_the_load_that_vllm_counts() -> None:
-    registry = CollectorRegistry()
-    Gauge("vllm:num_requests_running", "", registry=registry).set(3)
-    Gauge("vllm:num_requests_waiting", "", registry=registry).set(5)
-    Gauge("vllm:kv_cache_usage_perc", "", registry=registry).set(0.5)
-    ended = Counter("vllm:request_success", "", ["finished_reason"], registry=registry)
-    ended.labels("stop").inc(2)
-    ended.labels("length").inc(1)
-    Counter("vllm:generation_tokens", "", registry=registry).inc(70)
-    Histogram("vllm:request_generation_tokens", "", registry=registry).observe(50)
-    state = asyncio.run(engine_of(RecordingClient(), registry).state())
+    counts = EngineCounts()
+    counts.record(*step(num_generation_tokens=60, num_prompt_tokens=30, num_preempted_reqs=1))
+    counts.record(*step(running=3, waiting=4, num_generation_tokens=10, ended=((20, 0.1), (30, 0.1), (1, 0.0))))
+    engine = engine_of(RecordingClient(), counts)
+    state = asyncio.run(engine.state())
     [standard] = state.classes
     assert (standard.running, standard.waiting, standard.ended, standard.arrived) == (3, 5, 3, 11)
-    assert (standard.tokens, state.tokens_running, state.kv_tokens) == (50, 20, 80)
+    assert (standard.tokens, standard.prompt_tokens, state.tokens_running, state.kv_tokens) == (51, 30, 19, 80)
+    assert state.preemptions == 1 and not engine.idle
+
+
+def test_latencies_are_those_of_the_last_seconds() -> None:
+    now_s = 0.0
+    counts = EngineCounts(clock=lambda: now_s)
+    counts.record(*step(time_to_first_tokens_iter=[3.0], ended=((2, 0.5), (1, 9.0))))
+    assert (counts.ttft_p95_s, counts.tpot_p95_s) == (3.0, 0.5)
+    now_s = 8.0
+    counts.record(*step(time_to_first_tokens_iter=[1.0]))
+    now_s = 12.0
+    assert (counts.ttft_p95_s, counts.tpot_p95_s) == (1.0, None)
 
 
 def test_the_profile_has_only_the_block_that_vllm_uses() -> None:
@@ -86,7 +107,7 @@ def test_masks_after_a_right_draft_that_is_a_stop_token_are_not_observed(draft: 
 def test_a_threshold_that_vllm_did_not_take_is_not_reported() -> None:
     async def test() -> None:
         client = RecordingClient()
-        engine = engine_of(client, CollectorRegistry())
+        engine = engine_of(client)
         for fails, reported in ((True, 1.0), (False, 0.6)):
             client.fails = fails
             engine.set_thresholds({"standard": 0.6})
@@ -96,32 +117,6 @@ def test_a_threshold_that_vllm_did_not_take_is_not_reported() -> None:
         assert client.thresholds == [0.6]
 
     asyncio.run(test())
-
-
-@pytest.mark.parametrize(
-    ("counted", "expected"),
-    [
-        ([(0.0, {1.0: 0.0, 2.0: 0.0, float("inf"): 0.0})], None),
-        ([(0.0, {1.0: 0.0, 2.0: 0.0, float("inf"): 0.0}), (1.0, {1.0: 90.0, 2.0: 100.0, float("inf"): 100.0})], 1.5),
-        (
-            [(0.0, {1.0: 90.0, 2.0: 100.0, float("inf"): 100.0}), (20.0, {1.0: 90.0, 2.0: 100.0, float("inf"): 200.0})],
-            2.0,
-        ),
-    ],
-    ids=["none", "within a bucket", "above all bounds"],
-)
-def test_the_percentile_is_that_of_new_values(counted: list[tuple[float, dict[float, float]]], expected: float) -> None:
-    latency = RecentLatency()
-    found = [latency.p95(seconds, buckets) for seconds, buckets in counted]
-    assert found[-1] == expected
-
-
-def test_values_older_than_the_window_are_forgotten() -> None:
-    latency = RecentLatency()
-    slow, both = {1.0: 0.0, 2.0: 10.0, float("inf"): 10.0}, {1.0: 10.0, 2.0: 20.0, float("inf"): 20.0}
-    latency.p95(0.0, {1.0: 0.0, 2.0: 0.0, float("inf"): 0.0})
-    assert (latency.p95(1.0, slow) or 0.0) > 1.0
-    assert (latency.p95(11.0, both) or 0.0) <= 1.0
 
 
 def test_a_server_without_a_controller_in_its_settings_does_not_start() -> None:

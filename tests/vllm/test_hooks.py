@@ -33,6 +33,10 @@ METHODS = {
         "Scheduler._update_request_with_output": "self request new_token_ids",
     },
     "v1/core/kv_cache_coordinator.py": {"KVCacheCoordinator.cache_blocks": "self request num_computed_tokens"},
+    "v1/metrics/loggers.py": {
+        "StatLoggerBase.__init__": "self vllm_config engine_index",
+        "StatLoggerBase.record": "self scheduler_stats iteration_stats",
+    },
     "model_executor/models/config.py": {"VerifyAndUpdateConfig.verify_and_update_config": "vllm_config"},
 }
 """First parameters of methods."""
@@ -46,10 +50,16 @@ ATTRIBUTES = {
     "v1/core/kv_cache_manager.py": {"KVCacheManager": "coordinator"},
     "v1/core/sched/output.py": {"SchedulerOutput": "num_scheduled_tokens", "NewRequestData": "sampling_params"},
     "v1/request.py": {"Request": "num_tokens is_prefill_chunk spec_token_ids sampling_params"},
+    "v1/metrics/stats.py": {
+        "SchedulerStats": "num_running_reqs num_waiting_reqs num_skipped_waiting_reqs kv_cache_usage",
+        "IterationStats": "num_generation_tokens num_prompt_tokens num_preempted_reqs finished_requests "
+        "time_to_first_tokens_iter",
+        "FinishedRequestStats": "num_generation_tokens mean_time_per_output_token",
+    },
     "config/diffusion.py": {"DiffusionConfig": "canvas_length"},
     "config/vllm.py": {
         "VllmConfig": "additional_config diffusion_config speculative_config kv_transfer_config attention_config "
-        "use_v2_model_runner"
+        "use_v2_model_runner instance_id"
     },
     "config/parallel.py": {
         "ParallelConfig": "worker_extension_cls pipeline_parallel_size tensor_parallel_size "

@@ -6,29 +6,16 @@ Never: touches a request.
 """
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import Any
 
-from prometheus_client import REGISTRY
-
-from mars_ray.adapter.card import AdapterCard, decoding_card
-from mars_ray.control.control_settings import ControlPlan
-from mars_ray.control.core.lease import Lease, run_heartbeats
-from mars_ray.engine.service_class import ServiceClass
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import Card, accuracies, agreements
-from mars_ray.model.folder import open_model
+from mars_ray.vllm.agent.engine_agent import EngineAgent, log_end
 from mars_ray.vllm.agent.reporter import Reporter
-from mars_ray.vllm.agent.served_engine import ServedEngine, ServerEngine
-from mars_ray.vllm.agent.served_metrics import ServedMetrics
-from mars_ray.vllm.engine.load import open_records
-from mars_ray.vllm.settings import KEY, ControllerSettings, VllmSettings
-
-log = logging.getLogger(__name__)
+from mars_ray.vllm.agent.served_engine import ServerEngine
+from mars_ray.vllm.settings import KEY, VllmSettings
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -55,7 +42,7 @@ class Agent:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         running = asyncio.create_task(run_agent(client, settings))
-        running.add_done_callback(_log_end)
+        running.add_done_callback(log_end)
         try:
             await self._app(scope, receive, send)
         finally:
@@ -66,21 +53,10 @@ async def run_agent(client: ServerEngine, settings: VllmSettings) -> None:
     """Report to the controller and follow it until cancelled. Raises vLLM's error when the engine is gone."""
     controller = settings.controller
     assert controller is not None
-    model = open_model(client.vllm_config.model_config.model)
-    card = decoding_card(model.folder, None if settings.adapter is None else Path(settings.adapter))
-    plan = _plan(client.vllm_config.model_config.model, card, settings, controller)
-    records = await asyncio.to_thread(open_records, model, card, settings.block)
-    engine = ServedEngine(
-        client,
-        records,
-        lambda: ServedMetrics(REGISTRY.collect()),
-        threshold=settings.threshold,
-        block=settings.block,
-    )
-    lease = Lease(f"vllm-{socket.gethostname()}-{os.getpid()}", plan)
-    reporter = Reporter(controller.name, controller.address, plan)
+    agent = await EngineAgent.create(client, settings, controller, f"vllm-{socket.gethostname()}-{os.getpid()}")
+    reporter = Reporter(controller.name, controller.address, agent.plan)
     try:
-        await run_heartbeats(engine, lease, reporter.send)
+        await agent.run(reporter.send)
     finally:
         await reporter.close()
 
@@ -92,22 +68,3 @@ def _settings_of(client: ServerEngine) -> VllmSettings:
             f"additional_config {KEY}.controller is missing; the agent needs it, for example {{'name': 'chat'}}."
         )
     return settings
-
-
-def _plan(
-    model: str, card: Card | AdapterCard | None, settings: VllmSettings, controller: ControllerSettings
-) -> ControlPlan:
-    points = card.calibration if card else ()
-    return ControlPlan(
-        model=model,
-        settings=controller.settings,
-        ceiling=settings.threshold,
-        classes=(ServiceClass(floor=controller.floor),),
-        agreement=agreements(points),
-        accuracy=accuracies(points),
-    )
-
-
-def _log_end(running: "asyncio.Task[None]") -> None:
-    if not running.cancelled() and (error := running.exception()):
-        log.error("the agent ended, and thresholds stay as they are: %s", error, exc_info=error)

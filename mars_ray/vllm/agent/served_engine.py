@@ -1,18 +1,17 @@
-"""The engine of a running `vllm serve`, with the state and the thresholds that heartbeats need.
+"""An engine of vLLM that serves requests, with the state and the thresholds that heartbeats need.
 
-The state combines vLLM's Prometheus metrics with the records of the plug-in.
+The state combines vLLM's own counts with the records of the plug-in.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from mars_ray.engine.service_class import STANDARD
 from mars_ray.engine.stats.state import ClassState, EngineState
-from mars_ray.vllm.agent.served_metrics import RecentLatency, ServedMetrics
 from mars_ray.vllm.engine.records import Records
+from mars_ray.vllm.engine_counts import EngineCounts
 from mars_ray.vllm.forward_log import LoggedForward
 
 log = logging.getLogger(__name__)
@@ -28,53 +27,51 @@ class ServerEngine(Protocol):
 
 
 class ServedEngine:
-    """One engine. All its requests count as class `standard`, because vLLM's metrics know no classes."""
+    """One engine. All its requests count as class `standard`, because vLLM's counts know no classes."""
 
     def __init__(
         self,
         client: ServerEngine,
         records: Records,
-        read_metrics: Callable[[], ServedMetrics],
+        counts: EngineCounts,
         *,
         threshold: float,
         block: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._records = records
-        self._read_metrics = read_metrics
+        self._counts = counts
         self._threshold = threshold
         self._block = block
-        self._clock = clock
         self._changes = 0
         self._setting: asyncio.Task[None] | None = None
-        self._ttft_s = RecentLatency()
-        self._tpot_s = RecentLatency()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return self._counts.running + self._counts.waiting == 0
 
     async def state(self) -> EngineState:
         """Return the state of the engine. Raises vLLM's error if the engine is gone."""
         [record, *_] = await self._client.collective_rpc("mars_record")
         [forwards, *_] = await self._client.collective_rpc("mars_forwards")
         self._records.read(record, (LoggedForward(*forward) for forward in forwards))
-        metrics, config = self._read_metrics(), self._client.vllm_config
+        counts, config = self._counts, self._client.vllm_config
         cache = config.cache_config
-        usage = min(1.0, metrics.total("kv_cache_usage_perc"))
-        ended_tokens = metrics.total("request_generation_tokens_sum")
-        now_s = self._clock()
         return EngineState(
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            classes=(self._class_state(metrics, int(ended_tokens)),),
-            tokens_running=max(0, int(metrics.total("generation_tokens_total") - ended_tokens)),
-            kv_cache_usage=usage,
-            kv_tokens=int(usage * (cache.num_gpu_blocks or 0) * cache.block_size),
+            classes=(self._class_state(counts),),
+            tokens_running=max(0, counts.generation_tokens - counts.ended_tokens),
+            kv_cache_usage=counts.kv_cache_usage,
+            kv_tokens=int(counts.kv_cache_usage * (cache.num_gpu_blocks or 0) * cache.block_size),
             steps=sum(total["steps"] for total in record["step_times"].values()),
-            preemptions=int(metrics.total("num_preemptions_total")),
+            preemptions=counts.preemptions,
             threshold_changes=self._changes,
             block=self._block,
             profile=self._records.points(),
             step_time=self._records.step_time(),
-            ttft_p95_s=self._ttft_s.p95(now_s, metrics.buckets("time_to_first_token_seconds")),
-            tpot_p95_s=self._tpot_s.p95(now_s, metrics.buckets("request_time_per_output_token_seconds")),
+            ttft_p95_s=counts.ttft_p95_s,
+            tpot_p95_s=counts.tpot_p95_s,
         )
 
     def set_thresholds(self, by_class: Mapping[str, float], /) -> None:
@@ -90,17 +87,14 @@ class ServedEngine:
         self._threshold = threshold
         self._changes += 1
 
-    def _class_state(self, metrics: ServedMetrics, ended_tokens: int) -> ClassState:
-        running = int(metrics.total("num_requests_running"))
-        waiting = int(metrics.total("num_requests_waiting"))
-        ended = int(metrics.total("request_success_total"))
+    def _class_state(self, counts: EngineCounts) -> ClassState:
         return ClassState(
             name=STANDARD,
             threshold=self._threshold,
-            running=running,
-            waiting=waiting,
-            arrived=running + waiting + ended,
-            prompt_tokens=int(metrics.total("prompt_tokens_total")),
-            ended=ended,
-            tokens=ended_tokens,
+            running=counts.running,
+            waiting=counts.waiting,
+            arrived=counts.running + counts.waiting + counts.ended,
+            prompt_tokens=counts.prompt_tokens,
+            ended=counts.ended,
+            tokens=counts.ended_tokens,
         )

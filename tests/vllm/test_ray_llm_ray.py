@@ -1,0 +1,242 @@
+"""MARS in Ray's own LLM libraries: an app of Ray Serve LLM whose replicas a controller controls, and Ray Data LLM."""
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I001
+
+import ray  # noqa: E402
+import yaml  # noqa: E402
+from openai import BadRequestError, InternalServerError, OpenAI  # noqa: E402
+from ray import serve  # noqa: E402
+from ray.data.llm import build_processor, vLLMEngineProcessorConfig  # noqa: E402
+from ray.exceptions import RayError  # noqa: E402
+from ray.llm._internal.serve.engines.vllm.vllm_engine import _get_vllm_engine_config  # noqa: E402
+from ray.serve.llm import LLMConfig, build_openai_app  # noqa: E402
+from ray.util import list_named_actors  # noqa: E402
+
+from mars_ray import LLM, SamplingParams  # noqa: E402
+from mars_ray.control.core.status import ClusterStatus  # noqa: E402
+from mars_ray.data.prompt_file import read_prompts  # noqa: E402
+from mars_ray.load.plan import bundled_prompts  # noqa: E402
+from mars_ray.model.resolve import resolve_model  # noqa: E402
+from mars_ray.ray_private import NAMESPACE  # noqa: E402
+
+CONFIG = Path(__file__).parents[2] / "serve_configs" / "ray_serve_llm.yaml"
+WITHIN_S = 900
+QUESTIONS = [list(messages) for messages in read_prompts(bundled_prompts())[::40]]
+CONTROL = {
+    "recover_s": 2.0,
+    "lease_s": 5.0,
+    "min_agreement": 0.0,
+    "max_accuracy_loss": 1.0,
+    "in_time_per_accuracy": 0.0,
+}
+
+
+def engine_kwargs(**mars: Any) -> dict[str, Any]:
+    return VLLM_ARGS | {
+        "dtype": "float32",
+        "max_num_seqs": 4,
+        "hf_overrides": {"architectures": ["MarsQwen2ForCausalLM"]},
+        "additional_config": {"mars": mars},
+    }
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    with LLM("bundled", dtype="float32", engine="mars") as llm:
+        return [output.text for output in llm.chat(QUESTIONS, SamplingParams(max_tokens=24), mode="ar")]
+
+
+@pytest.fixture(scope="module")
+def on_a_cluster() -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)
+    ray.init(address="local", num_cpus=6, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    yield
+    serve.shutdown()
+    ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def config_of(folder: Path, **mars: Any) -> LLMConfig:
+    """Return the config of serve_configs/ray_serve_llm.yaml for two replicas on CPUs."""
+    [app] = yaml.safe_load(CONFIG.read_text())["applications"]
+    [config] = app["args"]["llm_configs"]
+    config["engine_kwargs"] |= engine_kwargs(**mars)
+    changed = {
+        "model_loading_config": {"model_id": "bundled", "model_source": str(folder)},
+        "accelerator_config": {"kind": "cpu"},
+        "deployment_config": {"num_replicas": 2},
+    }
+    return LLMConfig(**(config | changed))
+
+
+def test_the_file_is_what_ray_serve_llm_takes() -> None:
+    [app] = yaml.safe_load(CONFIG.read_text())["applications"]
+    assert app["import_path"] == "ray.serve.llm:build_openai_app"
+    [config] = app["args"]["llm_configs"]
+    assert LLMConfig(**config).deployment_config["autoscaling_config"]["policy"]
+
+
+@pytest.mark.parametrize(
+    ("card", "mars", "line"),
+    [
+        (True, {"treshold": 0.9}, "treshold is not a setting; check its spelling"),
+        (True, {"threshold": 2}, "additional_config mars: threshold"),
+        (False, {}, "mars.json"),
+    ],
+    ids=["a misspelt key", "a wrong value", "no card"],
+)
+def test_what_is_wrong_at_the_start_is_said_in_one_line(
+    tmp_path: Path, card: bool, mars: dict[str, Any], line: str
+) -> None:
+    folder = Path(shutil.copytree(resolve_model("bundled"), tmp_path / "model"))
+    if not card:
+        (folder / "mars.json").unlink()
+    with pytest.raises(RuntimeError, match=line) as raised:
+        _get_vllm_engine_config(config_of(folder, **mars))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def client(on_a_cluster: None) -> OpenAI:
+    config = config_of(resolve_model("bundled"), controller={"name": "chat", "floor": 0.5, "settings": CONTROL})
+    serve.run(build_openai_app({"llm_configs": [config]}), name="llm")
+    return OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none", max_retries=0)
+
+
+def answer(client: OpenAI, messages: list[Any], **xargs: Any) -> str:
+    completion = client.chat.completions.create(
+        model="bundled", messages=messages, temperature=0, max_tokens=24, extra_body={"vllm_xargs": xargs}
+    )
+    return completion.choices[0].message.content or ""
+
+
+def until(what: Callable[[], object]) -> None:
+    ends_s = time.monotonic() + WITHIN_S
+    while not what():
+        assert time.monotonic() < ends_s, status()
+        time.sleep(0.2)
+
+
+def controller() -> Any:
+    names = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
+    [name] = [name for name in names if name.startswith("controller:chat:")]
+    return ray.get_actor(name, namespace=NAMESPACE)
+
+
+def call(method: str, *arguments: object) -> Any:
+    return ray.get(controller().call.remote(method, *arguments), timeout=10)
+
+
+def status() -> ClusterStatus | None:
+    with suppress(RayError, ValueError):  # it starts
+        answered: ClusterStatus = call("status")
+        return answered
+    return None
+
+
+def in_force() -> list[float]:
+    """Return the thresholds that the replicas report, lowest first."""
+    now = status()
+    return sorted(replica.state.classes[0].threshold for replica in now.replicas) if now else []
+
+
+def test_answers_are_those_of_one_token_at_a_time(client: OpenAI, expected: list[str]) -> None:
+    assert [answer(client, messages, mode="exact") for messages in QUESTIONS] == expected
+
+
+def test_a_wrong_threshold_is_refused(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="threshold is 7; it must be a number from 0 to 1"):
+        answer(client, QUESTIONS[0], threshold=7)
+
+
+def test_an_operator_sets_the_threshold_of_all_replicas(client: OpenAI) -> None:
+    until(lambda: in_force() == [1.0, 1.0])
+    call("set_threshold", 0.5, None, None)
+    until(lambda: in_force() == [0.5, 0.5])
+    call("clear_threshold", None)
+    until(lambda: in_force() == [1.0, 1.0])
+
+
+def test_load_lowers_the_threshold_a_killed_replica_is_replaced_and_then_it_rises(client: OpenAI) -> None:
+    stop, failed = threading.Event(), list[Exception]()
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                answer(client, QUESTIONS[0])
+            except InternalServerError as error:  # of the killed replica
+                failed.append(error)
+
+    callers = [threading.Thread(target=ask) for _ in range(12)]
+    for caller in callers:
+        caller.start()
+    try:
+        until(lambda: in_force() and in_force()[-1] < 1.0)
+        replicas = {replica.replica for replica in (status() or pytest.fail("no controller")).replicas}
+        [killed, _] = [
+            actor for actor in ray.util.list_named_actors(all_namespaces=True) if "MarsLLMServer" in actor["name"]
+        ]
+        ray.kill(ray.get_actor(killed["name"], namespace=killed["namespace"]))
+        until(lambda: (now := status()) and {replica.replica for replica in now.replicas} - replicas)
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+    until(lambda: in_force() == [1.0, 1.0])
+    assert len(failed) <= len(callers)
+
+
+def test_a_controller_that_is_killed_comes_back(client: OpenAI) -> None:
+    call("set_threshold", 0.5, None, None)
+    until(lambda: in_force() == [0.5, 0.5])
+    killed = controller()
+    ray.kill(killed)
+    until(lambda: in_force() == [0.5, 0.5] and controller() != killed)
+    assert answer(client, QUESTIONS[0])
+
+
+def test_ray_data_llm_answers_rows_by_their_own_threshold(on_a_cluster: None, expected: list[str]) -> None:
+    serve.shutdown()
+    config = vLLMEngineProcessorConfig(
+        model_source=str(resolve_model("bundled")),
+        engine_kwargs=engine_kwargs(threshold=1.0),
+        placement_group_config={"bundles": [{"CPU": 1}]},
+        concurrency=1,
+        batch_size=16,
+    )
+    stage = build_processor(
+        config,
+        preprocess=lambda row: {
+            "messages": row["messages"],
+            "sampling_params": {
+                "temperature": 0,
+                "max_tokens": 24,
+                "extra_args": {"threshold": float(row["threshold"])},
+            },
+        },
+        postprocess=lambda row: {"number": row["number"], "threshold": row["threshold"], "text": row["generated_text"]},
+    )
+    rows = [
+        {"number": number, "messages": messages, "threshold": threshold}
+        for number, messages in enumerate(QUESTIONS)
+        for threshold in (1.0, 0.5)
+    ]
+    answered = stage(ray.data.from_items(rows)).take_all()
+    assert len(answered) == len(rows)
+    verified = {row["number"]: row["text"] for row in answered if row["threshold"] == 1.0}
+    assert [verified[number] for number in range(len(QUESTIONS))] == expected
