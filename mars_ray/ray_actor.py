@@ -161,6 +161,7 @@ class ActorClient(RemoteClient):
             get_if_exists=True,
             max_restarts=self.RESTARTS,
             num_cpus=0,
+            scheduling_strategy="DEFAULT",  # a placement group of the replica that starts it would end with the replica
         )
         return actor.remote(*self._arguments)
 
