@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve.llm.deployment import LLMServer
 
 from mars_ray.control.core.ray_controller import RayController
-from mars_ray.serve.ray.autoscaling import DESIRED
+from mars_ray.serve.ray.autoscaling import autoscaling_stats
 from mars_ray.vllm.agent.engine_agent import EngineAgent, log_end
 from mars_ray.vllm.settings import KEY, VllmSettings
 
@@ -38,13 +38,8 @@ class MarsLLMServer(LLMServer):  # type: ignore[misc]  # Ray's package has no ty
         self._heartbeats.add_done_callback(log_end)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the desired number of replicas for `serve.ray.autoscaling:by_capacity`, or an empty dict if unknown.
-
-        The controller desires 0 while nothing is asked for, and also for requests before it knows the engine's speed.
-        """
-        directive = self._agent.lease.directive if self._agent else None
-        known = directive and self._agent and (directive.desired_replicas or self._agent.idle)
-        return {DESIRED: float(directive.desired_replicas)} if directive and known else {}
+        """Return the input of the autoscaling policy `by_capacity`. Serve calls this."""
+        return autoscaling_stats(self._agent.lease, idle=self._agent.idle) if self._agent else {}
 
     async def __del__(self) -> None:
         if self._agent:

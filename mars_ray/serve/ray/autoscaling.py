@@ -11,7 +11,19 @@ from typing import Any
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 from ray.serve.config import AutoscalingContext
 
+from mars_ray.control.core.lease import Lease
+
 DESIRED = "mars_desired_replicas"
+
+
+def autoscaling_stats(lease: Lease, *, idle: bool) -> dict[str, float]:
+    """Return what a replica tells `by_capacity`: the replicas that its controller desires, or nothing if unknown.
+
+    The controller desires 0 while nothing is asked for, and also for requests before it knows the engine's speed.
+    """
+    directive = lease.directive
+    known = directive and (directive.desired_replicas or idle)
+    return {DESIRED: float(directive.desired_replicas)} if directive and known else {}
 
 
 def by_capacity(ctx: AutoscalingContext) -> tuple[float, dict[str, Any]]:

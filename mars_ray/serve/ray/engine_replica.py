@@ -16,7 +16,7 @@ from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.ray.adapters import get_adapters
-from mars_ray.serve.ray.autoscaling import DESIRED
+from mars_ray.serve.ray.autoscaling import autoscaling_stats
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
 from mars_ray.serve.replicas.replica import Replica
@@ -62,13 +62,8 @@ class EngineReplica(Replica):
         return self._name, [name for name in requests if self._engine.has(name)], self._engine.obstacle
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the desired number of replicas for `serve.ray.autoscaling`, or an empty dict without a controller.
-
-        The controller desires 0 while nothing is asked for, and also for requests before it knows the engine's speed.
-        """
-        directive = self._lease.directive
-        known = directive and (directive.desired_replicas or self._engine.idle)
-        return {DESIRED: float(directive.desired_replicas)} if directive and known else {}
+        """Return the input of the autoscaling policy `by_capacity`. Serve calls this."""
+        return autoscaling_stats(self._lease, idle=self._engine.idle)
 
     async def __del__(self) -> None:
         for task in self._tasks:
