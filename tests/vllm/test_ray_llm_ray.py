@@ -1,6 +1,5 @@
 """MARS in Ray's own LLM libraries: an app of Ray Serve LLM whose replicas a controller controls, and Ray Data LLM."""
 
-import os
 import shutil
 import threading
 import time
@@ -13,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I001
+from tests.vllm.cluster_engines import VLLM_ARGS, cluster  # noqa: E402, I001
 
 import ray  # noqa: E402
 import yaml  # noqa: E402
@@ -61,14 +60,8 @@ def expected() -> list[str]:
 
 @pytest.fixture(scope="module")
 def on_a_cluster() -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(ENVIRONMENT)
-    ray.init(address="local", num_cpus=6, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
-    yield
-    serve.shutdown()
-    ray.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
+    with cluster(6):
+        yield
 
 
 def config_of(folder: Path, **mars: Any) -> LLMConfig:

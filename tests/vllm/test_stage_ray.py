@@ -1,6 +1,5 @@
 """A stage of a Ray Data pipeline, and a model bound into another Serve application, with engines of vLLM."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I001
+from tests.vllm.cluster_engines import VLLM_ARGS, cluster  # noqa: E402, I001
 
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
@@ -31,14 +30,8 @@ def expected() -> list[str]:
 
 @pytest.fixture(scope="module")
 def on_a_cluster() -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(ENVIRONMENT)
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
-    yield
-    serve.shutdown()
-    ray.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
+    with cluster(2):
+        yield
 
 
 def test_a_stage_answers_rows_as_our_engine_does(on_a_cluster: None, expected: list[str]) -> None:
