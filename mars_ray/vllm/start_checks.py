@@ -39,11 +39,6 @@ def _problems(config: Any, settings: VllmSettings) -> Iterator[str]:
         )
     if parallel.enable_batch_sharded_sampling:
         yield "enable_batch_sharded_sampling is set; MARS samples all requests of a step together, so leave it out."
-    if settings.adapter and parallel.tensor_parallel_size > 1:
-        yield (
-            f"tensor_parallel_size is {parallel.tensor_parallel_size}; an adapter needs 1. Serve one replica per GPU, "
-            "or a checkpoint whose own weights were trained."
-        )
     if parallel.worker_extension_cls:
         yield f"worker_extension_cls is {parallel.worker_extension_cls}; MARS sets its own, so leave it out."
     if config.kv_transfer_config is not None:

@@ -32,6 +32,11 @@ METHODS = {
         "Scheduler._update_after_schedule": "self scheduler_output",
         "Scheduler._update_request_with_output": "self request new_token_ids",
     },
+    "model_executor/layers/linear.py": {
+        "QKVParallelLinear.weight_loader": "self param loaded_weight loaded_shard_id",
+        "MergedColumnParallelLinear.weight_loader": "self param loaded_weight loaded_shard_id",
+        "RowParallelLinear.weight_loader": "self param loaded_weight",
+    },
     "v1/core/kv_cache_coordinator.py": {"KVCacheCoordinator.cache_blocks": "self request num_computed_tokens"},
     "v1/metrics/loggers.py": {
         "StatLoggerBase.__init__": "self vllm_config engine_index",
@@ -56,6 +61,14 @@ ATTRIBUTES = {
         "time_to_first_tokens_iter",
         "FinishedRequestStats": "num_generation_tokens mean_time_per_output_token",
     },
+    "model_executor/layers/linear.py": {
+        "ColumnParallelLinear": "output_size_per_partition",
+        "RowParallelLinear": "input_size_per_partition",
+    },
+    "model_executor/layers/vocab_parallel_embedding.py": {
+        "VocabParallelEmbedding": "shard_indices",
+        "VocabParallelEmbeddingShardIndices": "org_vocab_start_index org_vocab_end_index",
+    },
     "config/diffusion.py": {"DiffusionConfig": "canvas_length"},
     "config/vllm.py": {
         "VllmConfig": "additional_config diffusion_config speculative_config kv_transfer_config attention_config "
@@ -77,6 +90,10 @@ CALLS = {
         "self.model_state.custom_sampler(self.sampler)",
         "self.model_state.prepare_inputs(input_batch, self.req_states)",
         "self.sampler(logits, input_batch)",
+    ],
+    "model_executor/layers/linear.py": [
+        "output_parallel = self.quant_method.apply(self, input_, bias)",
+        "output_parallel = self.quant_method.apply(self, input_parallel, bias_)",
     ],
     "v1/worker/gpu/model_states/__init__.py": ["model.get_model_state_cls()"],
 }

@@ -91,14 +91,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
         complete({"adapter": adapter_for("another", tmp_path)})
 
 
-def test_an_adapter_needs_the_whole_network_on_one_gpu(tmp_path):
-    settings = complete({"adapter": adapter_for(weights_digest(BUNDLED), tmp_path)})
-    check_start(config(), settings)
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 2; an adapter needs 1"):
-        check_start(config(tensor_parallel_size=2), settings)
-    check_start(config(tensor_parallel_size=2), complete())
-
-
 def sampling(**changed: Any) -> Any:
     fields = {"extra_args": None, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
     return SimpleNamespace(**(fields | {"bad_words": None, "structured_outputs": None} | changed))

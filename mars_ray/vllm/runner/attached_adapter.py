@@ -5,16 +5,22 @@ where the adapter acts. The gate is computed from them into a buffer with a fixe
 every position computes the products. No step depends on a value that the host reads, so a CUDA graph can capture the
 forward.
 
+With tensor parallelism a rank holds the parts of the factors that belong to its part of a layer. Products are added
+before vLLM sums the ranks' outputs, so they cost no communication of their own. The sampler head needs two sums a mask.
+
 Letters: P positions of a step, N rows of logits, R requests, C candidates, H hidden size, V tokens of the vocabulary.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.adapter.gated_lora import GatedLoRA
@@ -30,9 +36,10 @@ class AttachedAdapter:
 
     def __init__(self, folder: Path, base: Path, network: nn.Module, max_tokens: int, vocab_size: int) -> None:
         embedding: nn.Module = network.model.embed_tokens  # type: ignore[assignment, union-attr]
-        self._embedding_VH: Tensor = embedding.weight  # type: ignore[assignment]
-        self._unembedding_VH: Tensor = network.lm_head.weight  # type: ignore[assignment, union-attr]
-        device, dtype = self._embedding_VH.device, self._embedding_VH.dtype
+        self._embedding = embedding
+        self._unembedding: Any = network.lm_head
+        weight: Tensor = embedding.weight  # type: ignore[assignment]
+        device, dtype = weight.device, weight.dtype
         lora = load_adapter(folder, base).lora.to(device)
         self._head = lora.sampler
         self._mask_embedding_KH = lora.mask_embedding_KH.to(dtype)
@@ -45,9 +52,10 @@ class AttachedAdapter:
         embedding.register_forward_hook(self._embed_masks)
         network.logits_processor.register_forward_pre_hook(self._keep_hidden)  # type: ignore[union-attr]
         for name, names in _fused(lora, network).items():
-            linear = network.get_submodule(name)
-            a_JH, b_OJ = _stacked(lora, linear, names)
-            linear.register_forward_hook(partial(self._add_product, a_JH.to(dtype), b_OJ.to(dtype)))
+            linear: Any = network.get_submodule(name)
+            a_JH, b_OJ = _factors(lora, linear, names)
+            method = linear.quant_method  # the layer's own, after which a layer cut by its inputs sums over ranks
+            method.apply = partial(self._apply, method.apply, a_JH.to(dtype), b_OJ.to(dtype))
 
     def correct(self, logits_NV: Tensor, layout: StepLayout, start_R: Tensor, most: int) -> None:
         """Correct the logits of up to `most` masks per request in place, from left to right.
@@ -62,8 +70,9 @@ class AttachedAdapter:
             before_R = logits_NV[row_R - 1].argmax(dim=-1)
             _, token_RC = likeliest(logits_NV[row_R])
             read_RW = self._head.read(self._hidden_NH[row_R].float())
-            before_RH = self._embedding_VH[before_R].float()
-            correction_RC = self._head.correction(read_RW, before_RH, self._unembedding_VH[token_RC].float())
+            before_RH = self._embedding.forward(before_R).float()  # without the hooks, which are for positions
+            here_RCH = self._unembedded_here(token_RC).float()
+            correction_RC = tensor_model_parallel_all_reduce(self._head.correction(read_RW, before_RH, here_RCH))
             # Requests without this mask add zeros, because their row may be the mask of another request.
             change_RC = torch.where(is_mask_R[:, None], correction_RC, 0).to(logits_NV.dtype)
             logits_NV.index_put_((row_R[:, None], token_RC), change_RC, accumulate=True)
@@ -80,12 +89,26 @@ class AttachedAdapter:
         masks_PH = self._mask_embedding_KH[offset_P.clamp(0, self._mask_embedding_KH.shape[0] - 1)]
         return torch.where(offset_P[:, None] >= 0, masks_PH, embedded_PH)
 
-    def _add_product(
-        self, a_JH: Tensor, b_OJ: Tensor, _linear: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Any]
-    ) -> tuple[Tensor, Any]:
-        is_mask_P1 = self._offset_P[: inputs[0].shape[0], None] >= 0
-        out_PO, bias = output
-        return torch.where(is_mask_P1, out_PO + inputs[0] @ a_JH.T @ b_OJ.T, out_PO), bias
+    def _apply(
+        self,
+        stock: Callable[..., Tensor],
+        a_JH: Tensor,
+        b_OJ: Tensor,
+        linear: nn.Module,
+        x_PH: Tensor,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        is_mask_P1 = self._offset_P[: x_PH.shape[0], None] >= 0
+        out_PO = stock(linear, x_PH, bias)
+        return torch.where(is_mask_P1, out_PO + x_PH @ a_JH.T @ b_OJ.T, out_PO)
+
+    def _unembedded_here(self, token_RC: Tensor) -> Tensor:
+        """Return the output embeddings of tokens that this rank holds, and zeros for those of other ranks."""
+        part = self._unembedding.shard_indices
+        row_RC = token_RC - part.org_vocab_start_index
+        is_here_RC = (row_RC >= 0) & (token_RC < part.org_vocab_end_index)
+        rows_RCH: Tensor = self._unembedding.weight[torch.where(is_here_RC, row_RC, 0)]
+        return rows_RCH * is_here_RC[..., None]
 
     def _keep_hidden(self, _processor: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._hidden_NH = inputs[1]
@@ -103,16 +126,29 @@ def _fused(lora: GatedLoRA, network: nn.Module) -> dict[str, list[str]]:
     return fused
 
 
-def _stacked(lora: GatedLoRA, linear: Any, names: list[str]) -> tuple[Tensor, Tensor]:
-    """Return the factors of one linear layer, scaled: those of the layers it joins, stacked and block-diagonal."""
-    sizes = linear.output_sizes if len(names) > 1 else [linear.output_size]
-    first: list[Tensor] = []
-    second: list[Tensor] = []
-    for name, size in zip(names, sizes, strict=True):
-        if name in lora.factors:
-            pair = lora.factors[name]
-            first.append(pair.a)
-            second.append(pair.b * lora.scale)
-        else:
-            second.append(torch.zeros(size, 0, device=lora.mask_embedding_KH.device))
-    return torch.cat(first), torch.block_diag(*second)  # type: ignore[no-untyped-call]
+def _factors(lora: GatedLoRA, linear: Any, names: list[str]) -> tuple[Tensor, Tensor]:
+    """Return this rank's parts of the factors of one linear layer, scaled: those of the layers it joins, stacked.
+
+    vLLM's loaders cut them as they cut the layer's weight.
+    """
+    pairs = {name: lora.factors[name] for name in names if name in lora.factors}
+    a_JH = torch.cat([pair.a for pair in pairs.values()]).detach()
+    if isinstance(linear, RowParallelLinear):
+        [only] = pairs.values()
+        return _loaded(linear, a_JH, (len(a_JH), linear.input_size_per_partition), input_dim=1), only.b * lora.scale
+    columns: list[Tensor] = []
+    for number, name in enumerate(names):
+        if pair := pairs.get(name):
+            part = name.rpartition(".")[2][0] if isinstance(linear, QKVParallelLinear) else number
+            shape = (linear.output_size_per_partition, pair.b.shape[1])
+            columns.append(_loaded(linear, pair.b * lora.scale, shape, part, output_dim=0))
+    return a_JH, torch.cat(columns, dim=1)
+
+
+def _loaded(linear: Any, whole: Tensor, shape: tuple[int, int], *part: str | int, **dimension: int) -> Tensor:
+    """Return this rank's part of a factor, in zeros of the given shape."""
+    parameter = nn.Parameter(whole.new_zeros(shape), requires_grad=False)
+    for name, number in dimension.items():
+        setattr(parameter, name, number)
+    linear.weight_loader(parameter, whole.detach(), *part)
+    return parameter.data
