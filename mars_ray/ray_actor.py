@@ -166,6 +166,21 @@ class ActorClient(RemoteClient):
         return actor.remote(*self._arguments)
 
 
+class FoundActor(RemoteClient):
+    """Client of the actor `name`, which somebody else has started. Use it within one event loop."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def send(self, method: str, *args: Any, **settings: Any) -> Any:
+        """Return the answer of the actor."""
+        try:
+            handle = await asyncio.to_thread(ray.get_actor, self.name, namespace=NAMESPACE)
+        except ValueError as error:  # it has ended
+            raise TimeoutError from error
+        return await handle.call.remote(method, *args, **settings)
+
+
 async def ask_actors(prefix: str, method: Callable[[Any], T], within_s: float) -> dict[str, T]:
     """Return the answers of the actors whose names begin with `prefix`, without those that do not answer in time."""
 
@@ -174,14 +189,14 @@ async def ask_actors(prefix: str, method: Callable[[Any], T], within_s: float) -
         async with asyncio.timeout(within_s):
             return await handle.call.remote(method.__name__)
 
-    names = await asyncio.to_thread(_named, prefix)
+    names = await asyncio.to_thread(named_actors, prefix)
     answers = await asyncio.gather(*map(ask, names), return_exceptions=True)
     return {name: answer for name, answer in zip(names, answers, strict=True) if not isinstance(answer, BaseException)}
 
 
 def kill_actors(prefix: str) -> None:
     """End the actors whose names begin with `prefix`."""
-    for name in _named(prefix):
+    for name in named_actors(prefix):
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
 
 
@@ -195,6 +210,7 @@ def remove_actor(name: str) -> None:
     ray.kill(handle)
 
 
-def _named(prefix: str) -> list[str]:
+def named_actors(prefix: str) -> list[str]:
+    """Return the names of the actors on the cluster that begin with `prefix`."""
     actors = list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)]

@@ -1,9 +1,12 @@
 """The commands `mars-ray status` and `mars-ray threshold ...`, which show and override an endpoint's controller."""
 
+import asyncio
 import re
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import httpx2
 import typer
@@ -15,6 +18,9 @@ from rich.table import Table
 from mars_ray.cli.shared import print_line
 from mars_ray.control.policies.policy import describe_raised_floor
 from mars_ray.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from mars_ray.control.core.ray_controller import FoundController
 
 threshold_app = typer.Typer(
     help="Set thresholds of an endpoint by hand, or let its policy decide.", no_args_is_help=True
@@ -28,17 +34,23 @@ ApiKey = Annotated[
         help="Key with the role 'operate'. Prefer the environment variable, because other users can see options in ps.",
     ),
 ]
+Controller = Annotated[
+    str | None,
+    typer.Option(help="Name of a controller on the Ray cluster at RAY_ADDRESS, instead of the URL of an endpoint."),
+]
 ServiceClass = Annotated[str | None, typer.Option("--class", help="Class of service. Default: all classes.")]
 URL = "http://127.0.0.1:8000"
 EVERY_SECONDS = 1.0
 WIDTH = 200
 """Width of the output in columns if there is no terminal."""
+T = TypeVar("T")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def status(
     url: Url = URL,
     api_key: ApiKey = None,
+    controller: Controller = None,
     once: Annotated[
         bool, typer.Option("--once", help="Print once and exit. This is the default without a terminal.")
     ] = False,
@@ -46,12 +58,12 @@ def status(
     """Show the replicas, the load, and the thresholds with the reasons for them, until Ctrl-C is pressed."""
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     if once or not console.is_terminal:
-        console.print(*_tables(send_request("GET", url, api_key, "/control")))
+        console.print(*_tables(_statuses(url, api_key, controller)))
         return
     with Live(console=console, auto_refresh=False) as live:
         while True:
             grid = Table.grid()
-            for table in _tables(send_request("GET", url, api_key, "/control")):
+            for table in _tables(_statuses(url, api_key, controller)):
                 grid.add_row(table)
             live.update(grid, refresh=True)
             time.sleep(EVERY_SECONDS)
@@ -66,21 +78,51 @@ def set_threshold(
     ] = None,
     url: Url = URL,
     api_key: ApiKey = None,
+    controller: Controller = None,
 ) -> None:
     """Set a threshold, overriding the policy."""
     seconds = None if duration is None else seconds_of(duration, "--for")
-    body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
-    send_request("PUT", url, api_key, "/control/threshold", json=body)
+    if controller is None:
+        body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
+        send_request("PUT", url, api_key, "/control/threshold", json=body)
+    else:
+        _ask_cluster(controller, lambda found: found.set_threshold(threshold, service_class, seconds))
     until = f"for {duration}" if duration else "until it is cleared"
     print_line(f"threshold {threshold:g} for {service_class or 'all classes'}, {until}.")
 
 
 @threshold_app.command("clear")
-def clear_threshold(service_class: ServiceClass = None, url: Url = URL, api_key: ApiKey = None) -> None:
+def clear_threshold(
+    service_class: ServiceClass = None, url: Url = URL, api_key: ApiKey = None, controller: Controller = None
+) -> None:
     """Clear an override, so that the policy decides again."""
-    params = {} if service_class is None else {"service_class": service_class}
-    send_request("DELETE", url, api_key, "/control/threshold", params=params)
+    if controller is None:
+        params = {} if service_class is None else {"service_class": service_class}
+        send_request("DELETE", url, api_key, "/control/threshold", params=params)
+    else:
+        _ask_cluster(controller, lambda found: found.clear_threshold(service_class))
     print_line(f"the policy decides for {service_class or 'all classes'}.")
+
+
+def _statuses(url: str, api_key: str | None, controller: str | None) -> list[dict[str, Any]]:
+    if controller is None:
+        return [send_request("GET", url, api_key, "/control")]
+    return [asdict(status) for status in _ask_cluster(controller, lambda found: found.status())]
+
+
+def _ask_cluster(name: str, ask: "Callable[[FoundController], Coroutine[Any, Any, T]]") -> list[T]:
+    """Return the answers of the controllers called `name` on the cluster at RAY_ADDRESS."""
+    from mars_ray.control.core.ray_controller import find_controllers
+    from mars_ray.ray_cluster import connect, is_shared
+
+    if not is_shared():
+        raise ConfigError("--controller needs the address of a Ray cluster in RAY_ADDRESS, such as auto.")
+    connect()
+
+    async def all_answers() -> list[T]:
+        return [await ask(found) for found in find_controllers(name)]
+
+    return asyncio.run(all_answers())
 
 
 def send_request(method: str, url: str, api_key: str | None, path: str, **arguments: Any) -> Any:
@@ -119,7 +161,11 @@ def _replicas(count: int) -> str:
     return f"{count} replica" if count == 1 else f"{count} replicas"
 
 
-def _tables(status: dict[str, Any]) -> list[Table]:
+def _tables(statuses: list[dict[str, Any]]) -> list[Table]:
+    return [table for status in statuses for table in _tables_of(status)]
+
+
+def _tables_of(status: dict[str, Any]) -> list[Table]:
     classes = Table(
         title=f"policy {status['policy']}, {_replicas(status['desired_replicas'])} desired", title_justify="left"
     )

@@ -6,13 +6,14 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from mars_ray.cli.control import clear_threshold, set_threshold, status
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.batch_job import Yielding
 from mars_ray.control.core.ray_controller import BATCH, RayController, online_statuses, remove_controllers
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.errors import UnavailableError
+from mars_ray.errors import ConfigError, UnavailableError
 from tests.control.control_samples import class_state, plan_of, report
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -70,3 +71,24 @@ def test_batch_work_sees_online_controllers_alone_and_yields_to_them(job: RayCon
         [found] = asyncio.run(found_after_report_to(online))
     assert found.policy == "capacity"
     assert Yielding(recover_s=30).follow([found], 0.0)
+
+
+def test_operators_reach_a_controller_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # this process is connected already
+    with controller("shop", plan_of()):
+        set_threshold(0.9, controller="shop")
+        status(controller="shop")
+        assert "0.9" in capsys.readouterr().out
+        clear_threshold(controller="shop")
+        with pytest.raises(ConfigError, match=r"threshold is 1\.7"):
+            set_threshold(1.7, controller="shop")
+        with pytest.raises(ConfigError, match=r"controller is 'shops'; the cluster has .*shop"):
+            status(controller="shops")
+
+
+def test_a_controller_by_its_name_needs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="needs the address of a Ray cluster in RAY_ADDRESS"):
+        status(controller="shop")

@@ -15,7 +15,8 @@ from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.live_view import RunningJob
 from mars_ray.control.core.policy_changes import PolicyChange
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.ray_actor import ActorClient, SharedActor, ask_actors, kill_actors, remote
+from mars_ray.errors import ConfigError
+from mars_ray.ray_actor import ActorClient, FoundActor, SharedActor, ask_actors, kill_actors, named_actors, remote
 from mars_ray.ray_private import kv_get, kv_put
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.location import locate
@@ -80,6 +81,32 @@ class RayController(ActorClient):
             for name, job in sorted(answers.items())
             if job
         ]
+
+
+class FoundController(FoundActor):
+    """Client of a controller that runs, for operators without an endpoint of ours. Use it within one event loop."""
+
+    WITHIN_S = RayController.WITHIN_S
+    SILENT = RayController.SILENT
+
+    status = RayController.status
+    set_threshold = RayController.set_threshold
+    clear_threshold = RayController.clear_threshold
+
+
+def find_controllers(app: str) -> list[FoundController]:
+    """Return the controllers of an application: more than one if its replicas have different models or settings.
+
+    Raises `ConfigError` if there is none.
+    """
+    found = [FoundController(name) for name in named_actors(_prefix(app))]
+    if not found:
+        names = {name.removeprefix(_KIND).partition(":")[0] for name in named_actors(_KIND)}
+        raise ConfigError(
+            f"controller is {app!r}; "
+            + (f"the cluster has {', '.join(sorted(names))}." if names else "the cluster has none. Start its replicas.")
+        )
+    return found
 
 
 def remove_controllers(app: str) -> None:
