@@ -187,8 +187,15 @@ def test_an_evaluation_that_is_killed_and_interrupted_ends_with_the_same_figures
     with start(stopped) as process:
         process.communicate()
         assert process.returncode == 0
-    one, other = (read_model(folder / RESULTS_FILE, Results) for folder in (whole, stopped))
-    assert (one.plan, one.overall, one.tasks, one.stops) == (other.plan, other.overall, other.tasks, other.stops)
+    assert answers_in(whole) == answers_in(stopped)
+
+
+def answers_in(folder: Path) -> dict[str, Any]:
+    """Everything but speeds, and forwards of exact mode, which looks ahead as far as measured times make it pay."""
+    results = read_model(folder / RESULTS_FILE, Results).model_dump(exclude={"speed"})
+    for metrics in (results["overall"], *results["tasks"].values()):
+        assert all(metrics["exact"].pop(name) for name in ("forwards", "tokens_per_forward", "tokens_per_forward_std"))
+    return results
 
 
 @pytest.mark.slow
