@@ -1,6 +1,10 @@
 """MARS in Ray's own LLM libraries: an app of Ray Serve LLM whose replicas a controller controls, and Ray Data LLM."""
 
+import os
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 from tests.vllm.cluster_engines import VLLM_ARGS, cluster  # noqa: E402, I001
 
+import psutil  # noqa: E402
 import ray  # noqa: E402
 import yaml  # noqa: E402
 from openai import BadRequestError, InternalServerError, OpenAI  # noqa: E402
@@ -106,9 +111,17 @@ def test_what_is_wrong_at_the_start_is_said_in_one_line(
 
 @pytest.fixture(scope="module")
 def client(on_a_cluster: None) -> OpenAI:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(app_of(), name="llm")
+    return OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+
+def app_of(**changed: Any) -> Any:
     config = config_of(resolve_model("bundled"), controller={"name": "chat", "floor": 0.5, "settings": CONTROL})
-    serve.run(build_openai_app({"llm_configs": [config]}), name="llm")
-    return OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none", max_retries=0)
+    config.engine_kwargs.update(changed)
+    return build_openai_app({"llm_configs": [config]})
 
 
 def answer(client: OpenAI, messages: list[Any], **xargs: Any) -> str:
@@ -203,8 +216,89 @@ def test_a_controller_that_is_killed_comes_back(client: OpenAI) -> None:
     assert answer(client, QUESTIONS[0])
 
 
+def test_a_rolling_update_answers_every_caller(client: OpenAI) -> None:
+    until(lambda: len(in_force()) == 2)
+    before = {replica.replica for replica in (status() or pytest.fail("no controller")).replicas}
+    stop, answered = threading.Event(), list[str]()
+
+    def ask() -> None:
+        while not stop.is_set():
+            answered.append(answer(client, QUESTIONS[0]))
+
+    callers = [threading.Thread(target=ask) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    try:
+        serve.run(app_of(max_num_seqs=3), name="llm")
+        until(lambda: (now := status()) and not before & {replica.replica for replica in now.replicas})
+        count = len(answered)
+        until(lambda: len(answered) > count + len(callers))
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+    assert all(answered), "a failed request would have ended its caller"
+
+
+def test_the_commands_show_and_set_the_threshold_on_the_cluster(client: OpenAI) -> None:
+    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+
+    def command(*words: str, code: int = 0) -> str:
+        program = [str(Path(sys.executable).with_name("mars-ray")), *words]
+        done = subprocess.run(program, env=environment, text=True, capture_output=True)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    until(lambda: len(in_force()) == 2)
+    assert "2 replicas" in command("status", "--controller", "chat")
+    command("threshold", "set", "0.6", "--controller", "chat")
+    until(lambda: in_force() == [0.6, 0.6])
+    command("threshold", "clear", "--controller", "chat")
+    until(lambda: in_force() == [1.0, 1.0])
+    assert "the cluster has chat." in command("status", "--controller", "chats", code=2)
+
+
 def test_ray_data_llm_answers_rows_by_their_own_threshold(on_a_cluster: None, expected: list[str]) -> None:
     serve.shutdown()
+    rows = [
+        {"number": number, "messages": messages, "threshold": threshold}
+        for number, messages in enumerate(QUESTIONS)
+        for threshold in (1.0, 0.5)
+    ]
+    answered = stage_of(max_tokens=24)(ray.data.from_items(rows)).take_all()
+    assert len(answered) == len(rows)
+    verified = {row["number"]: row["text"] for row in answered if row["threshold"] == 1.0}
+    assert [verified[number] for number in range(len(QUESTIONS))] == expected
+
+
+def test_ray_data_llm_answers_each_row_once_though_its_worker_is_killed(on_a_cluster: None) -> None:
+    serve.shutdown()
+    count = 500
+    rows = [
+        {"number": number, "messages": QUESTIONS[number % len(QUESTIONS)], "threshold": (1.0, 0.5)[number % 2]}
+        for number in range(count)
+    ]
+    answered: list[dict[str, Any]] = []
+    for row in stage_of(max_tokens=2)(ray.data.from_items(rows, override_num_blocks=20)).iter_rows():
+        if not answered:
+            [worker] = [
+                each for each in psutil.Process().children(recursive=True) if "vLLMEngineStageUDF" in name_of(each)
+            ]
+            worker.kill()
+        answered.append(row)
+    assert sorted(row["number"] for row in answered) == list(range(count))
+    assert all(row["text"] for row in answered)
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def stage_of(max_tokens: int) -> Any:
+    """Return a stage of Ray Data LLM that answers rows at their own thresholds."""
     config = vLLMEngineProcessorConfig(
         model_source=str(resolve_model("bundled")),
         engine_kwargs=engine_kwargs(threshold=1.0),
@@ -212,24 +306,15 @@ def test_ray_data_llm_answers_rows_by_their_own_threshold(on_a_cluster: None, ex
         concurrency=1,
         batch_size=16,
     )
-    stage = build_processor(
+    return build_processor(
         config,
         preprocess=lambda row: {
             "messages": row["messages"],
             "sampling_params": {
                 "temperature": 0,
-                "max_tokens": 24,
+                "max_tokens": max_tokens,
                 "extra_args": {"threshold": float(row["threshold"])},
             },
         },
         postprocess=lambda row: {"number": row["number"], "threshold": row["threshold"], "text": row["generated_text"]},
     )
-    rows = [
-        {"number": number, "messages": messages, "threshold": threshold}
-        for number, messages in enumerate(QUESTIONS)
-        for threshold in (1.0, 0.5)
-    ]
-    answered = stage(ray.data.from_items(rows)).take_all()
-    assert len(answered) == len(rows)
-    verified = {row["number"]: row["text"] for row in answered if row["threshold"] == 1.0}
-    assert [verified[number] for number in range(len(QUESTIONS))] == expected
