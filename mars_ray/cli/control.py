@@ -86,7 +86,7 @@ def set_threshold(
         body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
         send_request("PUT", url, api_key, "/control/threshold", json=body)
     else:
-        _ask_cluster(controller, lambda found: found.set_threshold(threshold, service_class, seconds))
+        _ask_cluster(controller, lambda client: client.set_threshold(threshold, service_class, seconds))
     until = f"for {duration}" if duration else "until it is cleared"
     print_line(f"threshold {threshold:g} for {service_class or 'all classes'}, {until}.")
 
@@ -100,14 +100,14 @@ def clear_threshold(
         params = {} if service_class is None else {"service_class": service_class}
         send_request("DELETE", url, api_key, "/control/threshold", params=params)
     else:
-        _ask_cluster(controller, lambda found: found.clear_threshold(service_class))
+        _ask_cluster(controller, lambda client: client.clear_threshold(service_class))
     print_line(f"the policy decides for {service_class or 'all classes'}.")
 
 
 def _statuses(url: str, api_key: str | None, controller: str | None) -> list[dict[str, Any]]:
     if controller is None:
         return [send_request("GET", url, api_key, "/control")]
-    return [asdict(status) for status in _ask_cluster(controller, lambda found: found.status())]
+    return [asdict(status) for status in _ask_cluster(controller, lambda client: client.status())]
 
 
 def _ask_cluster(name: str, ask: "Callable[[FoundController], Coroutine[Any, Any, T]]") -> list[T]:
@@ -120,7 +120,7 @@ def _ask_cluster(name: str, ask: "Callable[[FoundController], Coroutine[Any, Any
     connect()
 
     async def all_answers() -> list[T]:
-        return [await ask(found) for found in find_controllers(name)]
+        return [await ask(client) for client in find_controllers(name)]
 
     return asyncio.run(all_answers())
 

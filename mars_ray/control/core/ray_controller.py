@@ -99,14 +99,14 @@ def find_controllers(app: str) -> list[FoundController]:
 
     Raises `ConfigError` if there is none.
     """
-    found = [FoundController(name) for name in named_actors(_prefix(app))]
-    if not found:
+    controllers = [FoundController(name) for name in named_actors(_prefix(app))]
+    if not controllers:
         names = {name.removeprefix(_KIND).partition(":")[0] for name in named_actors(_KIND)}
         raise ConfigError(
             f"controller is {app!r}; "
             + (f"the cluster has {', '.join(sorted(names))}." if names else "the cluster has none. Start its replicas.")
         )
-    return found
+    return controllers
 
 
 def remove_controllers(app: str) -> None:
