@@ -3,8 +3,6 @@
 Letters: as in `sampler_head`, plus V for the vocabulary.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -14,7 +12,8 @@ from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.adapter.sampler_head import Candidates, likeliest
 from mars_ray.method import tiles
-from mars_ray.method.loss import chunks, cross_entropies
+from mars_ray.method.heldout import HeldoutLookahead
+from mars_ray.method.loss import chunks, mask_losses
 from mars_ray.method.streams import PackedRows, Streams
 
 
@@ -22,11 +21,14 @@ class AdapterLoss(nn.Module):
     """Loss at the masks of an adapter. The base is not a submodule, because it has no gradients.
 
     `distill` is the weight of the base's distribution in the target of a mask; the remaining weight goes to the token
-    in the data. The masks are trained on their uncorrected logits, and the sampler head on detached hidden states of
-    the masks. The attention is computed in tiles if `network` computes it so, otherwise with a dense mask.
+    in the data. `total_variation` is the share of the loss that is no cross-entropy (see `mask_losses`). The masks are
+    trained on their uncorrected logits, and the sampler head by cross-entropy on detached hidden states of the masks.
+    The attention is computed in tiles if `network` computes it so, otherwise with a dense mask.
     """
 
-    def __init__(self, network: PreTrainedModel, adapter: GatedLoRA, distill: float) -> None:
+    def __init__(
+        self, network: PreTrainedModel, adapter: GatedLoRA, distill: float, total_variation: float = 0.0
+    ) -> None:
         super().__init__()
         tiled = network.config._attn_implementation in (tiles.ATTENTION, TILED)
         network.set_attn_implementation(TILED if tiled else ATTENTION)
@@ -34,6 +36,7 @@ class AdapterLoss(nn.Module):
         self.adapter = adapter
         self._base = (network,)  # in a tuple, so that torch does not register the network
         self._distill = distill
+        self._total_variation = total_variation
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the masks' cross-entropies, and the sum of the base's at the same positions.
@@ -48,10 +51,12 @@ class AdapterLoss(nn.Module):
         label_M = streams.label_RS.flatten()[streams.noisy_slot_M]
         weight_M = streams.weight_RS.flatten()[streams.noisy_slot_M]
         teacher_M = torch.arange(len(label_M), device=label_M.device)
-        loss_M = cross_entropies(masks.logits_MV, label_M, teacher_M, self._distill, masks.teacher_MV)
+        loss_M = mask_losses(
+            masks.logits_MV, label_M, teacher_M, self._distill, masks.teacher_MV, self._total_variation
+        )
         loss_M = loss_M + self._change_by_sampler(masks, label_M)
         with torch.no_grad():
-            base_M = cross_entropies(masks.teacher_MV, label_M)
+            base_M = mask_losses(masks.teacher_MV, label_M)
         return (loss_M * weight_M).sum(), base_M.sum()
 
     def _change_by_sampler(self, masks: MaskLogits, label_M: Tensor) -> Tensor:
@@ -93,28 +98,10 @@ def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> 
     return Candidates(token_MC, logit_MC, logit_MC + adapter.sampler.correction(read_MW, before_MH, candidate_MCH))
 
 
-@dataclass(frozen=True, slots=True)
-class HeldoutAgreement:
-    """Share of masks whose most likely token is the base's most likely token at the same position."""
-
-    tokens_per_forward: float
-    """1 + the mean number of masks that agree in a row from the start of a block. In exact mode, a forward at the start
-    of a block yields this many tokens."""
-    by_offset: list[float]
-    """Share of masks that agree, indexed by the number of masks before them in the block."""
-
-
 @torch.no_grad()
-def heldout_agreement(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> HeldoutAgreement:
-    """Measure teacher-forced agreement on the result of `mask_streams`; `network` must come from an `AdapterLoss`."""
+def heldout_agreement(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> HeldoutLookahead:
+    """Measure an adapter on the result of `mask_streams`; `network` must come from an `AdapterLoss`."""
     masks = mask_logits(network, adapter, streams)
-    agrees_M = (sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)).cpu()
-    offset_M = streams.tokens_RS.flatten()[streams.noisy_slot_M].cpu()
-    # Masks of a block are in order, so a run continues from one offset to the next.
-    runs = 0
-    unbroken = False
-    for offset, agrees in zip(offset_M.tolist(), agrees_M.tolist(), strict=True):
-        unbroken = agrees and (unbroken or offset == 0)
-        runs += unbroken
-    shares = [agrees_M[offset_M == offset].float().mean().item() for offset in range(int(offset_M.max()) + 1)]
-    return HeldoutAgreement(1 + runs / int((offset_M == 0).sum()), shares)
+    right_M = sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)
+    offset_M = streams.tokens_RS.flatten()[streams.noisy_slot_M]
+    return HeldoutLookahead.of(right_M.tolist(), offset_M.tolist())

@@ -37,13 +37,14 @@ class StreamLoss(nn.Module):
     """A network together with its training loss, as one module for DDP and FSDP to wrap.
 
     In the target at a mask, the prediction of the clean stream has weight `distill`, and the token in the data has the
-    remaining weight.
+    remaining weight. `total_variation` is the share of the masks' loss that is no cross-entropy (see `mask_losses`).
     """
 
-    def __init__(self, network: PreTrainedModel, distill: float = 0.0) -> None:
+    def __init__(self, network: PreTrainedModel, distill: float = 0.0, total_variation: float = 0.0) -> None:
         super().__init__()
         self.network = network
         self._distill = distill
+        self._total_variation = total_variation
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
         """Return the weighted sums of cross-entropies in the noisy and in the clean stream, two float32 scalars."""
@@ -54,7 +55,8 @@ class StreamLoss(nn.Module):
         index = torch.zeros_like(streams.label_RS).flatten()
         index[slot_M] = torch.arange(len(slot_M), device=slot_M.device)
         teacher_M = index.view_as(streams.label_RS).gather(1, streams.twin_RS).flatten()[streams.noisy_slot_M]
-        loss_M = cross_entropies(logits_MV, streams.label_RS.flatten()[slot_M], teacher_M, self._distill)
+        label_M = streams.label_RS.flatten()[slot_M]
+        loss_M = mask_losses(logits_MV, label_M, teacher_M, self._distill, total_variation=self._total_variation)
         loss_M = loss_M * streams.weight_RS.flatten()[slot_M]
         return loss_M[:masks].sum(), loss_M[masks:].sum()
 
@@ -91,14 +93,15 @@ def attention_dtype(network: PreTrainedModel) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else network.dtype
 
 
-def cross_entropies(
+def mask_losses(
     logits_MV: Tensor,
     label_M: Tensor,
     teacher_M: Tensor | None = None,
     share: float = 0.0,
     teachers: Tensor | None = None,
+    total_variation: float = 0.0,
 ) -> Tensor:
-    """Return the cross-entropy at each position as float32 [M], computed in chunks of positions to save memory.
+    """Return the loss at each position as float32 [M], computed in chunks of positions to save memory.
 
     A plain cross-entropy holds the logits, their float32 copy, their log-probabilities and the gradients of all three.
     This one keeps only the logits, in the type that the network returns. Everything else of vocabulary size is
@@ -107,35 +110,51 @@ def cross_entropies(
     The target is the label, which must not be `IGNORE`. `teachers` holds logits [any, V]; None means `logits_MV`.
     `teacher_M` has a row of `teachers` for each of the first positions, all or only some. The distribution there makes
     up `share` of the target and receives no gradient.
+
+    At these positions, `total_variation` is the share of the loss that is the total variation between the two
+    distributions instead of cross-entropy. A draft drawn from the one is accepted by the other with a probability of
+    one minus their total variation (arXiv 2211.17192, corollary 3.6).
     """
-    teacher_M = label_M[:0] if teacher_M is None or not share else teacher_M
+    taught = bool(share or total_variation) and teacher_M is not None
+    teacher_M = teacher_M if taught and teacher_M is not None else label_M[:0]
     teachers = (logits_MV if teachers is None else teachers).detach()
-    result: Tensor = _CrossEntropies.apply(  # type: ignore[no-untyped-call]
-        logits_MV, label_M, teacher_M, share, teachers
+    result: Tensor = _MaskLosses.apply(  # type: ignore[no-untyped-call]
+        logits_MV, label_M, teacher_M, share, teachers, total_variation
     )
     return result
 
 
-class _CrossEntropies(torch.autograd.Function):
+class _MaskLosses(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_MV: Tensor, label_M: Tensor, teacher_M: Tensor, share: float, teachers: Tensor
+        ctx: Any,
+        logits_MV: Tensor,
+        label_M: Tensor,
+        teacher_M: Tensor,
+        share: float,
+        teachers: Tensor,
+        total_variation: float,
     ) -> Tensor:
         ctx.save_for_backward(logits_MV, label_M, teacher_M, teachers)
         ctx.share = share
+        ctx.total_variation = total_variation
         loss_M = torch.empty(len(logits_MV), dtype=torch.float32, device=logits_MV.device)
         for chunk in chunks(logits_MV):
             logits = logits_MV[chunk].float()
             label = logits.gather(1, label_M[chunk, None])[:, 0]
             taught = len(teacher_M[chunk])
+            log_total = logits.logsumexp(dim=-1)
             if taught:
                 target = teachers[teacher_M[chunk]].softmax(dim=-1, dtype=torch.float32)
                 label[:taught] = torch.lerp(label[:taught], (target * logits[:taught]).sum(dim=-1), share)
-            loss_M[chunk] = logits.logsumexp(dim=-1) - label
+            loss_M[chunk] = log_total - label
+            if taught and total_variation:
+                distance = (logits[:taught] - log_total[:taught, None]).exp_().sub_(target).abs_().sum(dim=-1) / 2
+                loss_M[chunk][:taught].lerp_(distance, total_variation)
         return loss_M
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         logits_MV, label_M, teacher_M, teachers = ctx.saved_tensors
         [grad_M] = grads
         grad_MV = torch.empty_like(logits_MV)
@@ -144,12 +163,19 @@ class _CrossEntropies(torch.autograd.Function):
             taught = len(teacher_M[chunk])
             weight = torch.full((len(grad), 1), -1.0, device=grad.device)
             if taught:
+                target = teachers[teacher_M[chunk]].softmax(dim=-1, dtype=torch.float32)
+                if ctx.total_variation:
+                    own = grad[:taught].clone()
+                    sign = (own - target).sign_()
                 weight[:taught] = ctx.share - 1
-                grad[:taught] -= ctx.share * teachers[teacher_M[chunk]].softmax(dim=-1, dtype=torch.float32)
+                grad[:taught] -= ctx.share * target
             grad.scatter_add_(1, label_M[chunk, None], weight)
+            if taught and ctx.total_variation:
+                mean = (own * sign).sum(dim=-1, keepdim=True)
+                grad[:taught].lerp_(own * (sign - mean) / 2, ctx.total_variation)
             torch.mul(grad, grad_M[chunk, None], out=grad)
             grad_MV[chunk] = grad
-        return grad_MV, None, None, None, None
+        return grad_MV, None, None, None, None, None
 
 
 def chunks(logits_MV: Tensor) -> list[slice]:

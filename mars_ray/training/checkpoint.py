@@ -43,6 +43,9 @@ class RunState:
     steps: int = 0
     tokens: int = 0
     """Tokens of the clean stream seen so far, without padding."""
+    best_steps: int = 0
+    """Steps at the best measurement so far; 0 without one."""
+    best_tokens_per_forward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,9 @@ class ObjectiveSection(_Section):
     distill: float = Field(0.0, ge=0, le=1)
     """Weight of the clean stream's prediction in the target of a mask; the remaining weight goes to the token in the
     data. With an adapter, the default is 1, so that masks learn to predict the model itself, whatever the text is."""
+    total_variation: float = Field(0.0, ge=0, le=1)
+    """Share of the loss at a mask that is the total variation between its distribution and the clean stream's; the
+    rest is cross-entropy. A draft is accepted the more often, the smaller the total variation is."""
     adapter: AdapterSection | None = None
     """Train an adapter that acts at masks, and leave the model unchanged."""
 
@@ -137,6 +140,9 @@ class TrainConfig(_Section):
     measure_every: int = Field(20, ge=1)
     """Steps between two measurements of the held-out rows; another one follows the last step."""
     measure_rows: int = Field(16, ge=1)
+    patience: int | None = Field(None, ge=1)
+    """With an adapter: number of measurements in a row, none of which finds more tokens per forward than before, after
+    which the run ends early. With null, all steps are done."""
     seed: int = 0
 
     @model_validator(mode="after")
@@ -145,6 +151,8 @@ class TrainConfig(_Section):
         batch_rows = self.optimizer.batch_rows
         if batch_rows % workers:
             raise ValueError(f"optimizer.batch_rows is {batch_rows}, which {workers} workers cannot share evenly")
+        if self.patience and not self.objective.adapter:
+            raise ValueError("patience is for adapters; a model that is trained as a whole keeps its last state")
         if self.compute.sharding == "fsdp" and workers == 1:
             raise ValueError(
                 "compute.sharding is fsdp, which divides a model among workers, but compute.workers is 1; set 2 or "

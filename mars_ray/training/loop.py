@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import copytree
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
-from mars_ray.adapter.loss import AdapterLoss, HeldoutAgreement, heldout_agreement
+from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method import tiles
+from mars_ray.method.heldout import HeldoutLookahead, heldout_lookahead
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import (
     GPU_MASKS,
@@ -34,19 +36,18 @@ from mars_ray.method.streams import (
     random_phases,
 )
 from mars_ray.model.card import CARD_FILE, Card, library_versions
-from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint
+from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint, save_folder
 from mars_ray.model.digest import folder_digest, weights_digest
 from mars_ray.model.resolve import model_label
 from mars_ray.model.sources.store import folder_here
+from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.checkpoint import RunState, Trainee, load_state, save_state, shard, unsharded
 from mars_ray.training.config import ComputeSection, TrainConfig
 from mars_ray.training.metrics import StepMetrics, open_metrics
 from mars_ray.training.run_folder import RunFolder
 from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
-from mars_ray.training.step import HeldoutLookahead, keep_freed_memory, look_ahead, train_step
-
-LOOKAHEAD_THRESHOLD = 0.95
+from mars_ray.training.step import keep_freed_memory, train_step
 
 
 class CheckpointStore(Protocol):
@@ -105,8 +106,8 @@ class TrainingRun:
         config = self._config
         network = self._checkpoint.network
         adapter = self._adapter
-        distill = config.objective.distill
-        loss = AdapterLoss(network, adapter, distill) if adapter else StreamLoss(network, distill)
+        weights = (config.objective.distill, config.objective.total_variation)
+        loss = AdapterLoss(network, adapter, *weights) if adapter else StreamLoss(network, *weights)
         if config.compute.activation_checkpointing:
             # The backward computes layers again when the adapter is closed, so it must open it.
             contexts = {"context_fn": lambda: (nullcontext(), adapter.at(None))} if adapter else {}
@@ -149,29 +150,42 @@ class TrainingRun:
     def run(self) -> RunState:
         """Train from the newest saved state to the end or until a request to stop, and save the final state.
 
-        Raises `DivergedError` if the loss is not finite.
+        An adapter is that of the best measurement, a model that of the last step. Raises `DivergedError` if the loss is
+        not finite.
         """
         with self._store.latest() as folder:
             state = load_state(folder, self._trainee, self._accelerator) if folder else RunState()
         main = self._accelerator.is_main_process
         losses: dict[str, float] = {}
         with open_metrics(self._folder.path, state.steps) if main else nullcontext() as writer:
-            while state.steps < self._steps and not self._must_stop():
+            while not (ended := self._has_ended(state)) and not self._must_stop():
                 state, metrics = self._step(state)
                 losses = {"ar": metrics.ar_loss} | ({} if metrics.mask_loss is None else {"mask": metrics.mask_loss})
+                if metrics.is_best and not (self._folder.best(state.steps) / CARD_FILE).exists():
+                    self._write(self._folder.best(state.steps), state, losses)
                 if writer:
                     writer.write(metrics)
-                if state.steps % self._config.checkpoint_every == 0 and state.steps < self._steps:
+                if state.steps % self._config.checkpoint_every == 0 and not self._has_ended(state):
                     if writer:
                         # A worker that resumes from this state writes only later lines, so all lines up to now must be
                         # stored.
                         writer.flush()
                     self._save(state)
-        if state.steps < self._steps:
+        if not ended:
             self._save(state)
-        else:
-            self._finish(state, losses)
+        elif not state.best_steps:
+            self._write(self._folder.model, state, losses)
+        elif main:
+            best = folder_here(self._folder.best(state.best_steps))
+            copy = partial(save_folder, write=partial(copytree, best, dirs_exist_ok=True))
+            write_folder(self._folder.model, copy, last=CARD_FILE)
         return state
+
+    def _has_ended(self, state: RunState) -> bool:
+        """Return whether all steps are done, or the measurements have not become better for long."""
+        patience = self._config.patience
+        without_better = (state.steps - state.best_steps) // self._config.measure_every
+        return state.steps >= self._steps or (patience is not None and without_better >= patience)
 
     def _step(self, state: RunState) -> tuple[RunState, StepMetrics]:
         started_s = time.perf_counter()
@@ -198,9 +212,13 @@ class TrainingRun:
             ) from None
         tokens = int((rows.example_RT != PADDING).sum())
         seconds = time.perf_counter() - started_s
-        state = RunState(steps=state.steps + 1, tokens=state.tokens + tokens)
+        state = replace(state, steps=state.steps + 1, tokens=state.tokens + tokens)
         due = state.steps % self._config.measure_every == 0 or state.steps == self._steps
         ahead = self._look_ahead() if due else None
+        # A model that is trained as a whole agrees with itself most while it knows little, so its last state counts.
+        is_best = bool(ahead and self._adapter and ahead.tokens_per_forward > state.best_tokens_per_forward)
+        if ahead and is_best:
+            state = replace(state, best_steps=state.steps, best_tokens_per_forward=ahead.tokens_per_forward)
         return state, StepMetrics(
             step=state.steps,
             steps=self._steps,
@@ -210,8 +228,8 @@ class TrainingRun:
             grad_norm=losses.grad_norm,
             tokens_per_s=tokens / seconds,
             heldout_tokens_per_forward=ahead.tokens_per_forward if ahead else None,
-            heldout_agreement=ahead.agreement if isinstance(ahead, HeldoutLookahead) else None,
-            heldout_agreement_by_offset=ahead.by_offset if isinstance(ahead, HeldoutAgreement) else None,
+            heldout_agreement=ahead.by_offset if ahead else None,
+            is_best=is_best,
         )
 
     def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
@@ -255,7 +273,7 @@ class TrainingRun:
             multiple_of=self._multiple_of,
         )
 
-    def _look_ahead(self) -> HeldoutLookahead | HeldoutAgreement | None:
+    def _look_ahead(self) -> HeldoutLookahead | None:
         """Measure the held-out rows on every worker, because a forward of a sharded network needs all workers."""
         if self._config.objective.kind == "ar":
             return None
@@ -267,7 +285,7 @@ class TrainingRun:
         with self._accelerator.autocast():
             if self._adapter:
                 return heldout_agreement(self._checkpoint.network, self._adapter, streams)
-            return look_ahead(self._checkpoint.network, streams, block=block, threshold=LOOKAHEAD_THRESHOLD)
+            return heldout_lookahead(self._checkpoint.network, streams, block=block)
 
     def _must_stop(self) -> bool:
         request = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)
@@ -275,8 +293,11 @@ class TrainingRun:
 
     def _save(self, state: RunState) -> None:
         self._store.save(lambda folder: save_state(folder, state, self._trainee, self._accelerator))
+        if state.best_steps and self._accelerator.is_main_process:
+            self._folder.remove_worse(state.best_steps)  # no saved state needs them any more
 
-    def _finish(self, state: RunState, losses: dict[str, float]) -> None:
+    def _write(self, folder: AnyPath, state: RunState, losses: dict[str, float]) -> None:
+        """Write the model, whose weights are gathered first if they are sharded."""
         network = self._checkpoint.network
         whole = unsharded(network) if self._trainee.sharded else network
         if whole is None or not self._accelerator.is_main_process:
@@ -287,7 +308,7 @@ class TrainingRun:
         else:
             trained = replace(self._checkpoint, network=whole, card=self._model_card(state, losses))
             save = partial(save_checkpoint, trained)
-        write_folder(self._folder.model, save, last=CARD_FILE)
+        write_folder(folder, save, last=CARD_FILE)
 
     def _model_card(self, state: RunState, losses: dict[str, float]) -> Card:
         objective = self._config.objective
@@ -306,7 +327,7 @@ class TrainingRun:
         init = objective.adapter.init if objective.adapter else None
         return AdapterCard(
             block=objective.block,
-            objective=objective.model_dump(include={"growth", "phase", "decay", "distill"}),
+            objective=objective.model_dump(include={"growth", "phase", "decay", "distill", "total_variation"}),
             base_digest=weights_digest(self._base),
             init_digest=folder_digest(Path(init)) if init else None,
             **self._card_fields(state, losses),

@@ -37,10 +37,11 @@ class StepMetrics:
     grad_norm: float
     tokens_per_s: float
     heldout_tokens_per_forward: float | None
-    heldout_agreement: float | None
-    heldout_agreement_by_offset: list[float] | None
-    """For an adapter, the share of masks that predict the model's own token, among the first, second, … masks of all
-    blocks."""
+    """Tokens that a forward would yield in exact mode on held-out rows."""
+    heldout_agreement: list[float] | None
+    """Share of masks that predict the model's own token there, among the first, second, … masks of all blocks."""
+    is_best: bool = False
+    """Whether this is an adapter, and no earlier measurement found as many tokens per forward."""
 
 
 class LocalMetricsWriter:
@@ -152,7 +153,10 @@ def plot_metrics(metrics: list[StepMetrics], path: AnyPath) -> None:
             measured_steps, [line.heldout_tokens_per_forward for line in measured], label="tokens per forward"
         )
         agreement = lookahead.twinx()
-        for number, shares in enumerate(zip(*map(_agreements, measured), strict=False)):
+        for best in [line for line in measured if line.is_best][-1:]:
+            lookahead.plot(best.step, best.heldout_tokens_per_forward, "o", label=f"best, kept: step {best.step}")
+            lookahead.legend()
+        for number, shares in enumerate(zip(*(line.heldout_agreement or [] for line in measured), strict=True)):
             agreement.plot(measured_steps, shares, color="tab:green", alpha=0.8**number, label="agreement with AR")
         agreement.set_ylabel("agreement", color="tab:green")
     losses.legend()
@@ -164,11 +168,6 @@ def plot_metrics(metrics: list[StepMetrics], path: AnyPath) -> None:
     picture = BytesIO()
     figure.savefig(picture, dpi=110, format="png")
     write_file(path, [picture.getvalue()])
-
-
-def _agreements(metrics: StepMetrics) -> list[float | None]:
-    """Return the values of agreement to plot: a single value, or one per mask of a block."""
-    return list(metrics.heldout_agreement_by_offset or []) or [metrics.heldout_agreement]
 
 
 def _line(metrics: StepMetrics) -> bytes:

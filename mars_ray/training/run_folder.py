@@ -7,6 +7,7 @@ would retry it.
 """
 
 import json
+import shutil
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class RunFolder:
         self.path = path
         self.model = path / "model"
         """The finished model."""
+        self._best = path / "best"
         self.train_data = path / "data" / "train"
         self.heldout_data = path / "data" / "heldout"
         self.picture = path / "metrics.png"
@@ -44,6 +46,18 @@ class RunFolder:
         """Whether the run is done, which is the case once the card of the finished model exists, because it is written
         last."""
         return (self.model / CARD_FILE).exists()
+
+    def best(self, steps: int) -> AnyPath:
+        """Return the folder of the adapter after so many steps, which was the best until then."""
+        return self._best / str(steps)
+
+    def remove_worse(self, best_steps: int) -> None:
+        """Remove the adapters that were the best before the one after `best_steps` steps."""
+        for folder in [path for path in self._best.iterdir() if path.name != str(best_steps)]:
+            if isinstance(folder, Path):
+                shutil.rmtree(folder)
+            else:
+                folder.fs.rm(folder.path, recursive=True)
 
     def model_here(self) -> Path:
         """Return the folder on this machine that holds the finished model."""

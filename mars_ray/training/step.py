@@ -1,4 +1,4 @@
-"""Run one optimizer step: forward and backward over its micro-batches, clip, update; and measure the lookahead.
+"""Run one optimizer step: forward and backward over its micro-batches, clip, update.
 
 The loss is divided by the number of labels in the whole step, summed over all micro-batches and workers. The loss
 therefore does not depend on how the rows are divided among them.
@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import math
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,12 +17,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from mars_ray.errors import DivergedError
-from mars_ray.method.acceptance import confidence
-from mars_ray.method.loss import label_weights, training_logits
-from mars_ray.method.metric import Metric
+from mars_ray.method.loss import label_weights
 from mars_ray.method.streams import Streams
 
 
@@ -77,49 +73,6 @@ def train_step(
 def to_host(figures: Tensor) -> list[float]:
     """Return the values of a tensor, for which the host waits."""
     return [float(figure) for figure in figures.tolist()]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldoutLookahead:
-    """Lookahead of a model at one threshold, on held-out rows."""
-
-    tokens_per_forward: float
-    """1 + the mean number of masks accepted in a row, which is at most block - 1."""
-    agreement: float | None
-    """Share of the accepted tokens that equal the clean stream's prediction; None if no token was accepted."""
-
-
-@torch.no_grad()  # inference mode would leave gathered weights that cannot be trained
-def look_ahead(network: PreTrainedModel, streams: Streams, *, block: int, threshold: float) -> HeldoutLookahead:
-    """Measure in one forward how many masks in a row have a probability of at least `threshold`.
-
-    `block` is the block size of `streams`. The measurement is teacher-forced: every block of the noisy stream is a
-    position that a decoder could have reached, so the figures are those of a decoder whose earlier tokens are correct.
-    """
-    labelled_M = torch.cat([streams.noisy_slot_M, streams.clean_slot_M])
-    logits_MV = training_logits(network, streams, labelled_M)
-    token_M = logits_MV.argmax(dim=-1).tolist()
-    confidence_M = confidence(logits_MV, Metric.PROBABILITY).tolist()
-    width = streams.tokens_RS.shape[1]
-    clean_token: dict[tuple[int, int, int], int] = {}
-    masks: dict[tuple[int, int, int], list[tuple[int, int, float]]] = defaultdict(list)
-    fields = (streams.example_RS, streams.block_RS, streams.position_RS)
-    labelled = (labelled_M, *(field.flatten()[labelled_M] for field in fields))
-    figures = (*(field_M.tolist() for field_M in labelled), token_M, confidence_M)
-    for slot, example, block_number, position, token, certainty in zip(*figures, strict=True):
-        row, column = divmod(slot, width)
-        if column < streams.noisy:
-            masks[row, example, block_number].append((position, token, certainty))
-        else:
-            clean_token[row, example, position] = token
-    accepted = agreeing = 0
-    for (row, example, _), drafts in masks.items():
-        for position, token, certainty in drafts[: block - 1]:
-            if certainty < threshold:
-                break
-            accepted += 1
-            agreeing += token == clean_token[row, example, position]
-    return HeldoutLookahead(1 + accepted / len(masks), agreeing / accepted if accepted else None)
 
 
 # Options of mallopt, from malloc.h.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from mars_ray.method import loss, tiles
-from mars_ray.method.loss import StreamLoss, cross_entropies, training_logits
+from mars_ray.method.loss import StreamLoss, mask_losses, training_logits
 from mars_ray.method.streams import PADDING, Streams, clean_stream, mars_streams, random_phases
 from mars_ray.method.tiles import ATTENTION, lay_out
 from tests.factories.token_rows import MASK_ID, packed
@@ -76,21 +76,24 @@ def test_every_slot_that_holds_a_token_has_one_place(layout: list) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_cross_entropy_in_chunks_is_plain_cross_entropy(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, share: float
+@pytest.mark.parametrize("total_variation", [0.0, 0.9, 1.0])
+def test_losses_in_chunks_are_the_plain_ones(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, share: float, total_variation: float
 ) -> None:
     monkeypatch.setattr(loss, "CHUNK_NUMBERS", 3 * 50)
     generator = torch.Generator().manual_seed(0)
     logits_MV = torch.randn(11, 50, generator=generator).to(dtype).requires_grad_()
     label_M, weight_M = torch.randint(50, (11,), generator=generator), torch.rand(11, generator=generator)
     teacher_M = torch.tensor([7, 2, 0, 9, 10])
-    mine_M = cross_entropies(logits_MV, label_M, teacher_M, share)
+    mine_M = mask_losses(logits_MV, label_M, teacher_M, share, total_variation=total_variation)
     [mine] = torch.autograd.grad(mine_M @ weight_M, logits_MV)
     wide_MV = logits_MV.detach().float().requires_grad_()
     target_MV = F.one_hot(label_M, 50).float()
     taught_MV = wide_MV.detach()[teacher_M].softmax(-1)
     target_MV[:5] = (1 - share) * target_MV[:5] + share * taught_MV
     plain_M = F.cross_entropy(wide_MV, target_MV, reduction="none")
+    distance_M = (wide_MV[:5].softmax(-1) - taught_MV).abs().sum(-1) / 2
+    plain_M = torch.cat([torch.lerp(plain_M[:5], distance_M, total_variation), plain_M[5:]])
     [plain] = torch.autograd.grad(plain_M @ weight_M, wide_MV)
     torch.testing.assert_close(mine_M, plain_M)
     torch.testing.assert_close(mine, plain.to(dtype))

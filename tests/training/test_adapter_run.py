@@ -42,12 +42,13 @@ def test_an_adapter_learns_what_its_base_says_and_the_base_stays(
     assert metrics[-1].mask_loss is not None
     assert metrics[0].mask_loss is not None
     assert metrics[-1].mask_loss < metrics[0].mask_loss
-    measured = [each for each in metrics if each.heldout_agreement_by_offset]
+    measured = [each for each in metrics if each.heldout_agreement]
     assert [each.step for each in measured] == sorted({*range(4, state.steps + 1, 4), state.steps})
-    assert all(len(each.heldout_agreement_by_offset or []) == 4 for each in measured)
+    assert all(len(each.heldout_agreement or []) == 4 for each in measured)
     plot_metrics(metrics, tmp_path / "metrics.png")
     card = read_adapter_card(RunFolder(config.output).model_here())
-    assert (card.steps, card.tokens, card.block) == (state.steps, state.tokens, 4)
+    best = max(measured, key=lambda each: (each.heldout_tokens_per_forward, -each.step))
+    assert (card.steps, card.block) == (best.step, 4) == (state.best_steps, 4)
     assert card.base_digest == weights_digest(start_model)
     load_adapter(RunFolder(config.output).model_here(), start_model)
     assert folder_digest(start_model) == before
@@ -68,6 +69,24 @@ def test_a_stopped_run_ends_with_the_adapter_of_a_whole_one_bit_for_bit(
     assert run(cut, tmp_path / "cut-states").steps > stopped.steps > 0
     whole, resumed = (load_file(RunFolder(each.output).model_here() / WEIGHTS_FILE) for each in (config, cut))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_run_that_finds_nothing_better_ends_early_with_the_best(
+    make_config: MakeConfig, start_model: Path, tmp_path: Path
+) -> None:
+    config = make_config(
+        "still",
+        objective={"kind": "mars", "block": 4, "adapter": {"rank": 4}},
+        optimizer={"learning_rate": 1e-9, "epochs": 9, "batch_rows": 4},
+        patience=2,
+    )
+    pack(config, start_model)
+    state = run(config, tmp_path / "states")
+    metrics = read_metrics(config.output)
+    assert (state.best_steps, state.steps, metrics[-1].steps > 12) == (4, 12, True)
+    assert [each.step for each in metrics if each.is_best] == [4]
+    assert read_adapter_card(RunFolder(config.output).model_here()).steps == 4
+    assert [each.name for each in (config.output / "best").iterdir()] == ["4"]
 
 
 def test_in_bfloat16_the_base_is_loaded_as_such_and_the_adapter_learns_in_float32(

@@ -27,7 +27,6 @@ def step(number: int) -> StepMetrics:
         tokens_per_s=1.0,
         heldout_tokens_per_forward=None,
         heldout_agreement=None,
-        heldout_agreement_by_offset=None,
     )
 
 
