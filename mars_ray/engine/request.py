@@ -229,6 +229,9 @@ class Request:
     """Owner of the request; cached prefixes are shared only between requests of the same owner."""
     service_class: str = STANDARD
     """Name of one of the engine's classes of service."""
+    session: str = ""
+    """Key of the requests that begin like this one, such as the turns of a conversation. A router sends them to the
+    same engine, which has their beginning in its cache."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decode: DecodeParams = field(default_factory=DecodeParams)
     partial_answers: Mapping[int, PartialAnswer] = field(default_factory=dict)
@@ -251,7 +254,7 @@ class Request:
 
 
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("id", "tenant", "service_class", "trace_id"), str),
+    **dict.fromkeys(("id", "tenant", "service_class", "session", "trace_id"), str),
     "sampling": SamplingParams,
     "decode": DecodeParams,
     "partial_answers": Mapping,

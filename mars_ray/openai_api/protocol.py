@@ -30,7 +30,6 @@ IGNORED = frozenset(
         "metadata",
         "store",
         "prediction",
-        "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
@@ -176,6 +175,9 @@ class GenerateRequest(RequestBody):
     """OpenAI's `flex` lets a request wait for spare capacity: it joins the class `batch`, if the operator has defined
     one."""
     reasoning_effort: ReasoningEffort | None = None
+    prompt_cache_key: str | None = None
+    """Requests of a caller with the same key prefer the same engine, which has their common beginning cached. Without
+    a key, those do whose conversations begin alike, up to the first message of the user."""
     block: Annotated[int, Field(ge=1, le=64)] | None = None
     """Maximum number of tokens proposed per forward; None lets the engine choose."""
 

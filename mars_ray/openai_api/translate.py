@@ -7,6 +7,7 @@ Never: shortens a prompt, or gives the caller less than the request asks for wit
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from mars_ray.chat.messages import Message
@@ -28,6 +29,9 @@ from mars_ray.openai_api.request_limits import RequestLimits
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion, as in OpenAI's API reference. Chat answers have a higher default, which is
 `RequestLimits.default_output_tokens`."""
+
+BEGINNING_TOKENS = 64
+"""Number of leading tokens that form the key of prompts without messages."""
 
 ID_DIGITS = 10
 """Maximum number of digits of a token id; no vocabulary needs more."""
@@ -126,6 +130,7 @@ def engine_requests(
             prompt=tuple(prompt),
             tenant=tenant,
             service_class=service_class,
+            session=_session(body, prompt, tenant),
             sampling=_sampling(body, len(prompt), model, limits, default_sampling, plan or AnswerPlan()),
             decode=DecodeParams(
                 mode=body.decode_mode or default_mode,
@@ -137,6 +142,17 @@ def engine_requests(
         )
         for number, prompt in enumerate(prompts)
     ]
+
+
+def _session(body: GenerateRequest, prompt: Sequence[int], tenant: str) -> str:
+    """Return the key of the requests that begin like this one. Tenants share no cache, so they share no key."""
+    beginning: Any = body.prompt_cache_key
+    if beginning is None and isinstance(body, ChatCompletionRequest):
+        roles = [message.role for message in body.messages]
+        beginning = body.messages[: roles.index("user") + 1 if "user" in roles else 1]
+    elif beginning is None:
+        beginning = prompt[:BEGINNING_TOKENS]
+    return blake2b(repr((tenant, beginning)).encode(), digest_size=16).hexdigest()
 
 
 def lowered_max_tokens(body: GenerateRequest, requests: Sequence[Request]) -> int | None:

@@ -240,6 +240,7 @@ class ResponsesRequest(RequestBody):
     """Stored response whose conversation the input continues."""
     reasoning: ReasoningOptions | None = None
     service_tier: str | None = None
+    prompt_cache_key: str | None = None
     store: bool = True
     """Whether the finished response is stored for later requests."""
     stream: bool = False

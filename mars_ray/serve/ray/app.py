@@ -21,7 +21,7 @@ from mars_ray.serve.ray.engine_replica import EngineReplica
 from mars_ray.serve.ray.gateway import Chat, Gateway, MakeGateway, make_gateway
 from mars_ray.serve.ray.pinned import pinned_model
 from mars_ray.serve.replicas.liveness import HEARD
-from mars_ray.serve.replicas.prefix_routing import prefix_key, ranked
+from mars_ray.serve.replicas.prefix_routing import prefix_keys, ranked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -36,11 +36,15 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             # pause.
             pending_request.routing_context.should_backoff = True
         request = next(iter(pending_request.args), None) if pending_request else None
-        key = prefix_key(request.tenant, request.prompt) if isinstance(request, Request) else ""
+        keys = self.keys_of(request) if isinstance(request, Request) else [""]
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         by_id = {name: replica for name, replica in by_id.items() if not HEARD.silent(name)} or by_id
         loads = {name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in by_id.items()}
-        return [[by_id[name]] for name in ranked(key, loads)] if loads else []
+        return [[by_id[name]] for name in ranked(keys, loads)] if loads else []
+
+    def keys_of(self, request: Request) -> list[str]:
+        """Return the keys by which a request prefers replicas."""
+        return prefix_keys(request)
 
 
 DRAIN_SECONDS = 120
