@@ -40,7 +40,7 @@ test-vllm: $(VLLM_RUN:%=$(VLLM_VENV)/%/.ready) $(VLLM_READ:%=$(VLLM_VENV)/source
 
 # The tests beside what ray[llm] brings, in one environment. It has vLLM's build for CPUs, which ray[llm] does not name.
 test-ray-llm: $(RAY_LLM_VENV)/.ready
-	PATH="$(CURDIR)/$(RAY_LLM_VENV)/bin:$$PATH" $(RAY_LLM_VENV)/bin/pytest -W ignore -n 2 --dist loadfile --no-loadscope-reorder
+	PATH="$(CURDIR)/$(RAY_LLM_VENV)/bin:$$PATH" $(RAY_LLM_VENV)/bin/pytest -W ignore -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/vllm
 
 # The tests with the lowest versions that pyproject.toml allows, in an environment of its own. Old versions may warn of newer
 # packages, so warnings are no errors there.

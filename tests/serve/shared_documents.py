@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.routing import iter_route_contexts
+from fastapi import FastAPI, routing
 
 _build = FastAPI.openapi
 _documents: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -16,12 +15,20 @@ def share_documents() -> None:
 
 def _document(self: FastAPI) -> dict[str, Any]:
     if not self.openapi_schema:
-        routes = [(route.path, route.original_route) for route in iter_route_contexts(self.routes)]
+        routes = _routes(self)
         key = (self.title, *((path, *sorted(getattr(route, "methods", ())), _name(route)) for path, route in routes))
         if key not in _documents:
             _documents[key] = _build(self)
         self.openapi_schema = _documents[key]
     return self.openapi_schema
+
+
+def _routes(app: FastAPI) -> list[tuple[str, Any]]:
+    contexts: Any = getattr(routing, "iter_route_contexts", None)
+    if contexts:  # this FastAPI keeps included routers whole; that of ray[llm] copies their routes
+        return [(route.path, route.original_route) for route in contexts(app.routes)]
+    routes: list[Any] = app.routes
+    return [(route.path, route) for route in routes]
 
 
 def _name(route: Any) -> str:

@@ -13,6 +13,7 @@ Letters: P positions of a step, N rows of logits, R requests, C candidates, H hi
 
 from collections import defaultdict
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class AttachedAdapter:
         for name, names in _fused(lora, network).items():
             linear: Any = network.get_submodule(name)
             a_JH, b_OJ = _factors(lora, linear, names)
-            method = linear.quant_method  # the layer's own, after which a layer cut by its inputs sums over ranks
+            # A layer cut by its inputs sums over ranks after this method, which other layers may share.
+            method = linear.quant_method = copy(linear.quant_method)
             method.apply = partial(self._apply, method.apply, a_JH.to(dtype), b_OJ.to(dtype))
 
     def correct(self, logits_NV: Tensor, layout: StepLayout, start_R: Tensor, most: int) -> None:
