@@ -31,7 +31,7 @@ def proxied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "haproxy":
         yield request.getfixturevalue("running")
         return
-    engine = {"max_num_seqs": 8, "max_waiting_seqs": 32}
+    engine = {"max_num_seqs": 8, "max_waiting_seqs": 64}  # a list has 32 prompts at work at a time
     config = deploy_file(tmp_path_factory.mktemp("serve") / "serve.yaml", {"engine": engine})
     with cluster("--config", str(config), environment=PYTHON_PROXY) as started:
         yield started

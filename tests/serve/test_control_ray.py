@@ -127,10 +127,10 @@ def test_under_lasting_load_engines_come_although_thresholds_fell_and_then_thres
 def test_what_ships_lowers_its_threshold_under_overload_and_returns_to_lossless_answers() -> None:
     with cluster() as started:
         started.until_engines(1)
-        assert thresholds(started) == [1.0]
+        assert set(thresholds(started)) == {1.0}
         # Answers end by themselves: behind its end an answer is nothing the model learnt, and the live audit says so.
-        asyncio.run(under_load(started, 64, last=lambda: thresholds(started) < [1.0], ignore_eos=False))
-        [found] = state(started)["classes"]
-        assert (found["floor_asked"], found["floor"], found["ceiling"]) == (0.9, 0.9, 1.0)
-        until(lambda: thresholds(started) == [1.0], lambda: state(started))
+        asyncio.run(under_load(started, 64, last=lambda: min(thresholds(started)) < 1.0, ignore_eos=False))
+        for found in state(started)["classes"]:
+            assert (found["floor_asked"], found["floor"], found["ceiling"]) == (0.9, 0.9, 1.0)
+        until(lambda: set(thresholds(started)) == {1.0}, lambda: state(started))
         assert started.ask()[1]["usage"]["threshold_low"] == 1.0
