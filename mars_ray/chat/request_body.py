@@ -44,12 +44,16 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_one_unknown_field(cls, value: Any) -> Any:
-        """Drop all unknown fields except the first, because pydantic reports an error for each."""
-        if not isinstance(value, dict) or len(value) <= len(cls.__pydantic_fields__):
-            return value
-        known_names = {field.alias or name for name, field in cls.__pydantic_fields__.items()}
-        first = next(name for name in value if name not in known_names)
-        return {name: item for name, item in value.items() if name in known_names or name == first}
+        return one_unknown_field(cls, value)
+
+
+def one_unknown_field(model: type[BaseModel], value: Any) -> Any:
+    """Return an object without all its unknown fields but the first, because pydantic reports an error for each."""
+    if not isinstance(value, dict) or len(value) <= len(model.__pydantic_fields__):
+        return value
+    known_names = {field.alias or name for name, field in model.__pydantic_fields__.items()}
+    first = next(name for name in value if name not in known_names)
+    return {name: item for name, item in value.items() if name in known_names or name == first}
 
 
 def tagged_by(name: str) -> BeforeValidator:

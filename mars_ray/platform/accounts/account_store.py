@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mars_ray.chat.request_body import one_unknown_field
 from mars_ray.errors import ConfigError
 from mars_ray.serve.middleware.api_keys import Entry, Key, KeyTable, parse_entry
 from mars_ray.serve.middleware.key_store import KeyStore, shown
@@ -42,6 +43,11 @@ class UsageLimits(BaseModel):
     """Price of the tokens per day in UTC, in the currency of the prices."""
     money_per_month: Money | None = None
     """Price of the tokens per calendar month in UTC, in the currency of the prices."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown_field(cls, value: Any) -> Any:
+        return one_unknown_field(cls, value)
 
 
 class Account(Entry):
