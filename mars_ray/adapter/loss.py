@@ -39,7 +39,7 @@ class AdapterLoss(nn.Module):
         self._total_variation = total_variation
 
     def forward(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the masks' cross-entropies, and the sum of the base's at the same positions.
+        """Return the weighted sum of the masks' losses, and the sum of the base's cross-entropies at their positions.
 
         Both are float32 scalars; the second has no gradient.
         """

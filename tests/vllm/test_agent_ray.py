@@ -2,10 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 
@@ -16,20 +15,12 @@ if find_spec("ray") is None:
 from tests.vllm.vllm_server import answer, serving, tokens_per_forward  # noqa: E402, I001
 
 import ray  # noqa: E402
-from ray.exceptions import RayError  # noqa: E402
-from ray.util import list_named_actors  # noqa: E402
 
-from mars_ray.control.core.status import ClusterStatus  # noqa: E402
-from mars_ray.ray_private import NAMESPACE  # noqa: E402
+from tests.vllm import chat_controller  # noqa: E402
+from tests.vllm.chat_controller import CONTROL, call, controller, status  # noqa: E402
 
 WITHIN_S = 90
-CONTROL = {
-    "recover_s": 2.0,
-    "lease_s": 5.0,
-    "min_agreement": 0.0,
-    "max_accuracy_loss": 1.0,
-    "in_time_per_accuracy": 0.0,
-}
+until = partial(chat_controller.until, within_s=WITHIN_S)
 
 
 @pytest.fixture(scope="module")
@@ -43,30 +34,6 @@ def url() -> Iterator[str]:
             yield url
     finally:
         ray.shutdown()
-
-
-def until(what: Callable[[], object]) -> None:
-    ends_s = time.monotonic() + WITHIN_S
-    while not what():
-        assert time.monotonic() < ends_s, status()
-        time.sleep(0.1)
-
-
-def controller() -> Any:
-    names = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
-    [name] = [name for name in names if name.startswith("controller:chat:")]
-    return ray.get_actor(name, namespace=NAMESPACE)
-
-
-def call(method: str, *arguments: object) -> Any:
-    return ray.get(controller().call.remote(method, *arguments), timeout=10)
-
-
-def status() -> ClusterStatus | None:
-    with suppress(RayError, ValueError):  # it starts
-        found: ClusterStatus = call("status")
-        return found
-    return None
 
 
 def in_force() -> float | None:

@@ -6,9 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +23,20 @@ import yaml  # noqa: E402
 from openai import BadRequestError, InternalServerError, OpenAI  # noqa: E402
 from ray import serve  # noqa: E402
 from ray.data.llm import build_processor, vLLMEngineProcessorConfig  # noqa: E402
-from ray.exceptions import RayError  # noqa: E402
 from ray.llm._internal.serve.engines.vllm.vllm_engine import _get_vllm_engine_config  # noqa: E402
 from ray.serve.llm import LLMConfig, build_openai_app  # noqa: E402
-from ray.util import list_named_actors  # noqa: E402
 
 from mars_ray import LLM, SamplingParams  # noqa: E402
-from mars_ray.control.core.status import ClusterStatus  # noqa: E402
 from mars_ray.data.prompt_file import read_prompts  # noqa: E402
 from mars_ray.load.plan import bundled_prompts  # noqa: E402
 from mars_ray.model.resolve import resolve_model  # noqa: E402
-from mars_ray.ray_private import NAMESPACE  # noqa: E402
+from tests.vllm import chat_controller  # noqa: E402
+from tests.vllm.chat_controller import CONTROL, call, controller, status  # noqa: E402
 
 CONFIG = Path(__file__).parents[2] / "serve_configs" / "ray_serve_llm.yaml"
 WITHIN_S = 900
+until = partial(chat_controller.until, within_s=WITHIN_S)
 QUESTIONS = [list(messages) for messages in read_prompts(bundled_prompts())[::40]]
-CONTROL = {
-    "recover_s": 2.0,
-    "lease_s": 5.0,
-    "min_agreement": 0.0,
-    "max_accuracy_loss": 1.0,
-    "in_time_per_accuracy": 0.0,
-}
 
 
 def engine_kwargs(**mars: Any) -> dict[str, Any]:
@@ -129,30 +120,6 @@ def answer(client: OpenAI, messages: list[Any], **xargs: Any) -> str:
         model="bundled", messages=messages, temperature=0, max_tokens=24, extra_body={"vllm_xargs": xargs}
     )
     return completion.choices[0].message.content or ""
-
-
-def until(what: Callable[[], object]) -> None:
-    ends_s = time.monotonic() + WITHIN_S
-    while not what():
-        assert time.monotonic() < ends_s, status()
-        time.sleep(0.2)
-
-
-def controller() -> Any:
-    names = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
-    [name] = [name for name in names if name.startswith("controller:chat:")]
-    return ray.get_actor(name, namespace=NAMESPACE)
-
-
-def call(method: str, *arguments: object) -> Any:
-    return ray.get(controller().call.remote(method, *arguments), timeout=10)
-
-
-def status() -> ClusterStatus | None:
-    with suppress(RayError, ValueError):  # it starts
-        answered: ClusterStatus = call("status")
-        return answered
-    return None
 
 
 def in_force() -> list[float]:
