@@ -27,7 +27,7 @@ until = partial(chat_controller.until, within_s=WITHIN_S)
 def url() -> Iterator[str]:
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     address = ray.get_runtime_context().gcs_address
-    controller = {"name": "chat", "address": address, "floor": 0.5, "settings": CONTROL}
+    controller = {"name": "chat", "address": address, "floor": 0.3, "settings": CONTROL}
     agent = ("--middleware", "mars_ray.vllm.agent.middleware.Agent")
     try:
         with serving({"threshold": 1.0, "controller": controller}, *agent) as url:
@@ -45,8 +45,8 @@ def in_force() -> float | None:
 def test_a_threshold_that_an_operator_sets_changes_what_the_engine_does(url: str) -> None:
     until(lambda: in_force() == 1.0)
     _, verified = tokens_per_forward(url)
-    call("set_threshold", 0.5, None, None)
-    until(lambda: in_force() == 0.5)
+    call("set_threshold", 0.3, None, None)
+    until(lambda: in_force() == 0.3)
     _, trusted = tokens_per_forward(url)
     call("clear_threshold", None)
     until(lambda: in_force() == 1.0)
@@ -75,16 +75,16 @@ def test_load_lowers_the_threshold_and_it_rises_again(url: str) -> None:
 
 
 def test_a_controller_that_is_killed_comes_back_and_the_engine_follows_it(url: str) -> None:
-    call("set_threshold", 0.5, None, None)
-    until(lambda: in_force() == 0.5)
+    call("set_threshold", 0.3, None, None)
+    until(lambda: in_force() == 0.3)
     killed = controller()
     ray.kill(killed)
-    until(lambda: in_force() == 0.5 and controller() != killed)
+    until(lambda: in_force() == 0.3 and controller() != killed)
     assert answer(url)
 
 
 def test_without_a_cluster_the_engine_serves_at_the_configured_threshold(url: str) -> None:
-    until(lambda: in_force() == 0.5)
+    until(lambda: in_force() == 0.3)
     _, trusted = tokens_per_forward(url)
     ray.shutdown()
     ends_s = time.monotonic() + WITHIN_S
