@@ -127,6 +127,16 @@ def test_a_controller_that_was_replaced_is_not_believed_again() -> None:
     assert lease.take(answer(4, controller="second"))
 
 
+def test_a_late_answer_does_not_lock_the_newest_controller_out_for_good() -> None:
+    lease, clock = started(3)
+    assert lease.take(answer(1, controller="new"))
+    assert lease.take(answer(2, controller="old"))  # late
+    assert not lease.take(answer(3, controller="new"))
+    clock.now_s += answer(2).lease_s
+    report = lease.report(engine_state())
+    assert lease.take(answer(report.number, controller="new"))
+
+
 def test_without_a_controller_a_replica_decides_by_its_own_load_within_bounds() -> None:
     clock, threshold, found = Clock(50.0), 0.95, []
     lease = Lease("a", PLAN, clock)

@@ -51,7 +51,10 @@ class Lease:
         self._directive: Directive | None = None
         self._ends_s = 0.0
         self._replaced = set[str]()
-        """Controllers that have been replaced. A controller that was cut off may not know that it has been replaced."""
+        """Controllers that have been replaced. A controller that was cut off may not know that it has been replaced.
+
+        A late answer can make the newest controller look replaced, so none counts as such once the lease has ended.
+        """
         self._alone: Controller | None = None
         """Controller that decides from this replica's own reports while no directive is in force."""
 
@@ -79,6 +82,8 @@ class Lease:
             return False
         if self._now_s() >= made_s + directive.lease_s:
             return False
+        if self.directive is None:
+            self._replaced.clear()
         if directive.controller in self._replaced:
             log.error("ignoring a directive of controller %s, which has been replaced", directive.controller)
             return False
