@@ -223,7 +223,7 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
     prompts: list[tuple[int, ...]], how: signal.Signals
 ) -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec(), step_seconds=1)
+        engine, _ = await AsyncEngine.start(spec(), stall_seconds=1, step_seconds=1)
         try:
             stream = engine.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))
             await anext(stream)
@@ -317,7 +317,7 @@ def test_a_request_whose_engine_hangs_with_it_alone_is_told_apart(prompts: list[
 
     async def test() -> None:
         for asked, expected in ((1, EngineHungError), (2, ReplicaLostError)):
-            engine, _ = await AsyncEngine.start(spec(), step_seconds=1)
+            engine, _ = await AsyncEngine.start(spec(), stall_seconds=1, step_seconds=1)
             try:
                 requests = [request(f"r{number}", prompts[number]) for number in range(asked)]
                 assert await ends_of(engine, *requests) == [expected] * asked
@@ -329,7 +329,7 @@ def test_a_request_whose_engine_hangs_with_it_alone_is_told_apart(prompts: list[
 
 def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: list[tuple[int, ...]]) -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec(), step_seconds=1)
+        engine, _ = await AsyncEngine.start(spec(), stall_seconds=1, step_seconds=1)
         try:
             old = engine.generate(request("old", prompts[0], max_tokens=1500, ignore_eos=True))
             await anext(old)

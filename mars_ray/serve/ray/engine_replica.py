@@ -23,6 +23,8 @@ from mars_ray.serve.replicas.replica import Replica
 
 STEP_SECONDS = 30
 """Seconds after which the first step counts as hung."""
+STALL_SECONDS = 10.0
+"""Seconds without progress, beyond the time of a step, after which an engine counts as stalled, because callers wait."""
 RESTARTS = 3
 """Engine processes that are replaced within a minute. When one more ends, the replica exits, and Serve starts another
 one, perhaps on another node."""
@@ -35,7 +37,9 @@ class EngineReplica(Replica):
         folder = resolve_model(config.model)
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
         spec = config.engine_spec(folder, cpus)
-        engine, facts = await AsyncEngine.start(spec, step_seconds=STEP_SECONDS, restarts=RESTARTS)
+        engine, facts = await AsyncEngine.start(
+            spec, stall_seconds=STALL_SECONDS, step_seconds=STEP_SECONDS, restarts=RESTARTS
+        )
         replica = serve.get_replica_context()
         self._name = replica.replica_id.unique_id
         plan = config.plan(folder)
