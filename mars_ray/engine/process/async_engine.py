@@ -71,8 +71,8 @@ STEP_SECONDS = 300
 """Maximum duration of the first step, while step times are unknown."""
 
 STALL_SECONDS = 60.0
-"""Seconds without progress, beyond the time of a step, after which an engine counts as stalled. On a machine that is busy
-with other work, a healthy engine may get no processor for that long, and its end costs a job all rows that it runs."""
+"""Seconds without progress, beyond the time of a step, after which an engine counts as stalled. On a machine that is
+busy with other work, a healthy engine may get no processor for long, and its end costs a job all rows that it runs."""
 
 STALLED = "the engine makes no progress and is replaced. Try again later."
 RESTARTING = "the engine has ended and starts again. Try again later."

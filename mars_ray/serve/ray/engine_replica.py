@@ -24,7 +24,7 @@ from mars_ray.serve.replicas.replica import Replica
 STEP_SECONDS = 30
 """Seconds after which the first step counts as hung."""
 STALL_SECONDS = 10.0
-"""Seconds without progress, beyond the time of a step, after which an engine counts as stalled, because callers wait."""
+"""Seconds without progress, beyond the time of a step, after which an engine counts as stalled. Callers wait."""
 RESTARTS = 3
 """Engine processes that are replaced within a minute. When one more ends, the replica exits, and Serve starts another
 one, perhaps on another node."""
