@@ -53,8 +53,9 @@ def random_adapter(checkpoint: Checkpoint, rank: int) -> Adapter:
     lora = GatedLoRA(shape, network.config.hidden_size)
     for parameter in lora.parameters():
         nn.init.normal_(parameter, std=0.02)
-    nothing: dict[str, Any] = {"objective": {}, "versions": {}, "losses": {}, "base_model": "", "base_digest": ""}
-    card = AdapterCard(block=BLOCK, data="", examples=0, tokens=0, steps=0, seed=0, **nothing)
+    nothing: dict[str, Any] = {"objective": {}, "versions": {}, "losses": {}}
+    unknown = dict.fromkeys(("base_model", "base_digest", "base_vocabulary", "data"), "")
+    card = AdapterCard(block=BLOCK, examples=0, tokens=0, steps=0, seed=0, **nothing, **unknown)
     return Adapter(lora.requires_grad_(False).eval(), card)
 
 

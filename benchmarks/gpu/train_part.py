@@ -37,7 +37,7 @@ from mars_ray.machines.step_model import GPUS
 from mars_ray.method.streams import GPU_MASKS, PADDING, Streams, random_phases
 from mars_ray.model.card import library_versions
 from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.digest import weights_digest
+from mars_ray.model.digest import vocabulary_digest, weights_digest
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.program import run_program
 from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers
@@ -195,6 +195,7 @@ class AdapterTraining:
             objective={"growth": not self._arguments.adapter, "phase": "random", "decay": DECAY, "distill": 1.0},
             base_model=model_label(self._arguments.model, self._base),
             base_digest=self._digest,
+            base_vocabulary=vocabulary_digest(self._base),
             data=self._arguments.data.name,
             examples=len(self._data),
             tokens=self.tokens,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mars_ray.errors import AdapterError, ModelError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
-from mars_ray.model.digest import weights_digest
+from mars_ray.model.digest import vocabulary_digest
 from mars_ray.model.resolve import as_name, is_elsewhere, resolve_model
 
 AdapterT = TypeVar("AdapterT")
@@ -33,7 +33,9 @@ class AdapterCard(BaseModel):
     objective: dict[str, bool | float | str]
     base_model: str
     base_digest: str
-    """Digest of the base model (`model.digest.weights_digest`)."""
+    """Digest of the weights of the base model (`model.digest.weights_digest`)."""
+    base_vocabulary: str
+    """Digest of the vocabulary of the base model (`model.digest.vocabulary_digest`)."""
     init_digest: str | None = None
     """Digest of the adapter that training started from; null for a new adapter. The counts below do not include the
     training of that adapter."""
@@ -93,16 +95,12 @@ def resolve_adapter(name: str | Path | None) -> Path | None:
     return folder.absolute()
 
 
-def check_base(card: AdapterCard, folder: Path, base: Path, digest: str | None = None) -> None:
-    """Raise `AdapterError` unless the adapter in `folder` was trained on the model in `base`.
-
-    `digest` is the digest of the model; None computes it, which reads all weights of the model.
-    """
-    digest = digest or weights_digest(base)
-    if card.base_digest != digest:
+def check_vocabulary(card: AdapterCard, folder: Path, base: Path) -> None:
+    """Raise `AdapterError` unless the adapter in `folder` was trained with the vocabulary of the model in `base`."""
+    if card.base_vocabulary != vocabulary_digest(base):
         raise AdapterError(
-            f"{folder} is an adapter for {card.base_model} (digest {card.base_digest}), but the model in {base} has "
-            f"the digest {digest}. Give the model it was trained on, or train an adapter for this one."
+            f"{folder} is an adapter for {card.base_model}, and the model in {base} has other tokens. Give the model "
+            "it was trained on, another quantisation or a fine-tune of it, or train an adapter for this one."
         )
 
 

@@ -7,10 +7,11 @@
 
 In:    an adapter and its card; or a folder and its base.
 Out:   a complete folder or none; or the adapter, which is not yet attached to a network.
-Never: loads an adapter for a base other than the one it was trained on.
+Never: loads an adapter for a base with other tokens than the one it was trained on.
 """
 
 import json
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +20,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from mars_ray.adapter.card import CONFIG_FILE, AdapterCard, check_base, read_adapter_card
+from mars_ray.adapter.card import CONFIG_FILE, AdapterCard, check_vocabulary, read_adapter_card
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.stored_tensors import adapter_of, stored_tensors
 from mars_ray.errors import AdapterError, OutputError
 from mars_ray.model.card import CARD_FILE
 from mars_ray.model.checkpoint import save_folder
 from mars_ray.model.digest import weights_digest
+
+log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -86,15 +89,26 @@ class AdapterLoader:
     def load(self, folder: Path) -> Adapter:
         """Load the adapter in `folder` in float32, in eval mode and without gradients.
 
-        Raises `AdapterError` if the adapter is incomplete or was trained on another model.
+        Logs a warning if the base has other weights than the one it was trained on. Raises `AdapterError` if the
+        adapter is incomplete or was trained with another vocabulary.
         """
         card = read_adapter_card(folder)
-        check_base(card, folder, self._base, self._digest)
+        check_vocabulary(card, folder, self._base)
+        if card.base_digest != self._digest:
+            log.warning(
+                "the adapter in %s was trained on %s with other weights (digest %s; %s has %s), so its guesses may be "
+                "right less often than its card says; answers in exact mode stay the same",
+                folder,
+                card.base_model,
+                card.base_digest,
+                self._base,
+                self._digest,
+            )
         return Adapter(_load(folder).requires_grad_(False).eval(), card)
 
 
 def load_adapter(folder: Path, base: Path) -> Adapter:
-    """Load the adapter in `folder`, which was trained on the model in `base`. Raises the errors of `AdapterLoader`."""
+    """Load the adapter in `folder` for the model in `base`. Raises the errors of `AdapterLoader`."""
     return AdapterLoader(base).load(folder)
 
 

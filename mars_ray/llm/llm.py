@@ -43,7 +43,7 @@ class LLM:
     folder, or a name on a hub. An adapter must have been trained for this model; it proposes tokens and leaves the
     model unchanged. `dtype` is "auto", "float32" or "bfloat16". Further arguments are the options of `EngineOptions`
     by name, such as `quantize="int8"`, `max_num_seqs=16` or `engine="vllm"`. Their defaults depend on the model and the
-    free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an adapter of another model,
+    free memory. Raises `ModelError` for a model that cannot be loaded, `AdapterError` for an adapter that does not fit,
     and `ConfigError` for an unknown option and for a value that the engine does not support.
     """
 

@@ -1,9 +1,10 @@
-"""Compute digests of a model folder: of all files that affect answers, or of the weights only.
+"""Compute digests of a model folder: of all files that affect answers, of the weights, or of the vocabulary.
 
 The card is not included, because a calibration affects no answer.
 """
 
 import hashlib
+import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +22,24 @@ def folder_digest(folder: Path) -> str:
 def weights_digest(folder: Path) -> str:
     """Return the 16-digit digest of the weights, which does not depend on library versions in the config."""
     return _digest(folder, (WEIGHTS,))
+
+
+def vocabulary_digest(folder: Path) -> str:
+    """Return the 16-digit digest of the tokens that merges make, with their numbers.
+
+    It is the same for a model, its quantisations and its fine-tunes: special tokens and padding, in which their files
+    differ, are not made by merges. Without merges, all files of the tokenizer count.
+    """
+    file = folder / "tokenizer.json"
+    model = json.loads(file.read_bytes())["model"] if file.is_file() else {}
+    if not model.get("merges"):
+        return _digest(folder, ("tokenizer.*", "vocab*"))
+    pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+    numbers = model["vocab"]
+    digest = hashlib.blake2b(digest_size=DIGITS // 2)
+    for token in map("".join, pairs):
+        digest.update(f"{numbers.get(token)} {token}\0".encode())
+    return digest.hexdigest()
 
 
 def folder_state(folder: Path) -> str:

@@ -37,7 +37,7 @@ from mars_ray.method.streams import (
 )
 from mars_ray.model.card import CARD_FILE, Card, library_versions
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint, save_folder
-from mars_ray.model.digest import folder_digest, weights_digest
+from mars_ray.model.digest import folder_digest, vocabulary_digest, weights_digest
 from mars_ray.model.resolve import model_label
 from mars_ray.model.sources.store import folder_here
 from mars_ray.storage.location import AnyPath
@@ -329,6 +329,7 @@ class TrainingRun:
             block=objective.block,
             objective=objective.model_dump(include={"growth", "phase", "decay", "distill", "total_variation"}),
             base_digest=weights_digest(self._base),
+            base_vocabulary=vocabulary_digest(self._base),
             init_digest=folder_digest(Path(init)) if init else None,
             **self._card_fields(state, losses),
         )

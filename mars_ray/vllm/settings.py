@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mars_ray.adapter.card import check_base, read_adapter_card, resolve_adapter
+from mars_ray.adapter.card import check_vocabulary, read_adapter_card, resolve_adapter
 from mars_ray.control.control_settings import ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.service_class import STANDARD
@@ -77,7 +77,7 @@ class VllmSettings(BaseModel):
         """Return the settings for the checkpoint in `folder`. The card of the checkpoint, or else that of the adapter,
         has the block, and the card of the checkpoint has the mask token.
 
-        Raises `ModelError` without a usable card, `AdapterError` for an adapter of another model, and `ConfigError` for
+        Raises `ModelError` without a usable card, `AdapterError` if an adapter does not fit, and `ConfigError` for
         wrong settings.
         """
         if not isinstance(additional, dict):
@@ -134,5 +134,5 @@ def _of_adapter(name: Any, base: Path) -> tuple[str, int]:
     folder = resolve_adapter(name)
     assert folder is not None
     card = read_adapter_card(folder)
-    check_base(card, folder, base)
+    check_vocabulary(card, folder, base)
     return str(folder), card.block

@@ -23,7 +23,6 @@ from mars_ray.engine.kernels.decoder import FusedDecoder
 from mars_ray.engine.kernels.families import KernelError
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.errors import AdapterError
-from mars_ray.model.digest import weights_digest
 from tests.factories.cards import adapter_card
 
 SIZES = st.sampled_from([0, 1, 2, 3, 7, 8, 31, 32, 33, 64, 512, 1000])
@@ -51,7 +50,7 @@ def folders(base: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("adapter")
     base.save_pretrained(folder / "base")
     lora = new_adapter(base, rank=3, alpha=6.0, masks=2, names=["q_proj", "k_proj", "o_proj", "down_proj"])
-    card = adapter_card(weights_digest(folder / "base"), base_model="tiny", block=3)
+    card = adapter_card(folder / "base", base_model="tiny", block=3)
     save_adapter(lora, card, folder / "adapter", dtype=torch.float32)
     return folder / "adapter", folder / "base"
 

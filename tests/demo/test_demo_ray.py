@@ -21,7 +21,7 @@ def test_the_demo_compares_three_settings_and_races_them(tmp_path: Path) -> None
     done = subprocess.run([*program, "--output", str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     demo = json.loads(done.stdout.splitlines()[-1])
-    assert (demo["report"]["rows"], demo["report"]["errors"]) == (720, 0)
+    assert (demo["report"]["rows"], demo["report"]["errors"]) == (780, 0)
     ar, exact, ahead = demo["rows"]
     assert [result["setting"] for result in (ar, exact, ahead)] == ["ar", "exact", "threshold 0.95"]
     assert {result["rows"] for result in (ar, exact, ahead)} == {260}

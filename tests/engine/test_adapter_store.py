@@ -22,7 +22,6 @@ from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.errors import AdapterError, ConfigError, ReplicaLostError, RequestError
 from mars_ray.model.card import CARD_FILE
-from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 from tests.engine.test_adapter import some_adapter
 from tests.factories.cards import adapter_card
@@ -39,12 +38,11 @@ COUNT = 5
 def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of adapters of one size that give different answers."""
     checkpoint = bundled_checkpoint()
-    digest = weights_digest(FOLDER)
     folders = []
     for number in range(COUNT):
         folder = tmp_path_factory.mktemp("adapters") / str(number)
         lora = some_adapter(checkpoint, rank=8, std=0.1 * (1 + number)).lora
-        save_adapter(lora, adapter_card(digest, block=6), folder)
+        save_adapter(lora, adapter_card(FOLDER, block=6), folder)
         folders.append(folder)
     return folders
 
@@ -109,7 +107,7 @@ def without_weights(folder: Path) -> None:
 
 def of_another_model(folder: Path) -> None:
     card = json.loads((folder / CARD_FILE).read_text())
-    (folder / CARD_FILE).write_text(json.dumps(card | {"base_digest": "0" * 16}))
+    (folder / CARD_FILE).write_text(json.dumps(card | {"base_vocabulary": "0" * 16}))
 
 
 def of_another_rank(folder: Path) -> None:

@@ -8,7 +8,7 @@ from mars_ray.adapter.gated_lora import GatedLoRA, LoraShape
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.errors import ConfigError
 from mars_ray.evaluation.prepare import EvaluateOptions, prepare_evaluation
-from mars_ray.model.digest import folder_digest, weights_digest
+from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import resolve_model
 from tests.factories.cards import adapter_card
 from tests.model.hub_server import running_hub
@@ -34,7 +34,7 @@ def test_a_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
 
 def test_the_adapter_of_an_evaluation_is_kept_at_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = GatedLoRA(LoraShape(rank=1, alpha=2.0, masks=2, linears={"model.layers.0.mlp.up_proj": (192, 512)}), 192)
-    card = adapter_card(weights_digest(resolve_model("bundled")))
+    card = adapter_card(resolve_model("bundled"))
     save_adapter(lora, card, tmp_path / "adapter")
     with running_hub(tmp_path, monkeypatch) as hub:
         hub.add("someone/adapter", tmp_path / "adapter", COMMIT)

@@ -1,9 +1,11 @@
 """Cards of models and of adapters; keyword arguments replace fields."""
 
+from pathlib import Path
 from typing import Any
 
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.model.card import CalibrationPoint, Card
+from mars_ray.model.digest import vocabulary_digest, weights_digest
 
 
 def calibration_point(**fields: Any) -> CalibrationPoint:
@@ -42,7 +44,8 @@ def model_card(**fields: Any) -> Card:
     return Card(**(usual | fields))
 
 
-def adapter_card(base_digest: str = "", **fields: Any) -> AdapterCard:
+def adapter_card(base: Path | None = None, **fields: Any) -> AdapterCard:
+    """The card of an adapter that was trained on the model in `base`."""
     usual: dict[str, Any] = {
         "block": 2,
         "objective": {},
@@ -55,4 +58,8 @@ def adapter_card(base_digest: str = "", **fields: Any) -> AdapterCard:
         "versions": {},
         "losses": {},
     }
-    return AdapterCard(base_digest=base_digest, **(usual | fields))
+    digests = {
+        "base_digest": weights_digest(base) if base else "",
+        "base_vocabulary": vocabulary_digest(base) if base else "",
+    }
+    return AdapterCard(**(digests | usual | fields))

@@ -21,7 +21,6 @@ from mars_ray.data.tasks.lexicon import CITIES, FIRST_NAMES
 from mars_ray.evaluation.calibration import THRESHOLDS
 from mars_ray.evaluation.task_files import read_references
 from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.digest import weights_digest
 from mars_ray.model.resolve import resolve_model
 from pipelines import race_picture, ship_adapter
 from tests.data.data_samples import example
@@ -223,7 +222,7 @@ def test_an_adapter_is_shipped_in_8_bits_where_its_drafts_stay_what_they_were(tm
     bundled = resolve_model("bundled")
     network = load_checkpoint(bundled).network
     lora = new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"])
-    card = adapter_card(weights_digest(bundled), block=4)
+    card = adapter_card(bundled, block=4)
     save_adapter(lora, card, tmp_path / "trained")
     rows = [{"prompt": each.prompt, "response": each.response} for each in islice(mixture("heldout", 0), 20)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

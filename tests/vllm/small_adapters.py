@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from mars_ray.adapter.folder import load_adapter, save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
-from mars_ray.model.digest import weights_digest
 from tests.adapter.samplers import corrected_by_hand
 from tests.factories.cards import adapter_card
 from tests.vllm.causal_reference import Choices
@@ -32,7 +31,7 @@ def adapter_of(base: Path, folder: Path) -> Path:
     with torch.no_grad():
         for parameter in lora.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    save_adapter(lora, adapter_card(weights_digest(base), block=BLOCK), folder, dtype=torch.float32)
+    save_adapter(lora, adapter_card(base, block=BLOCK), folder, dtype=torch.float32)
     return folder
 
 

@@ -11,7 +11,6 @@ import pytest
 from mars_ray.adapter.card import CONFIG_FILE
 from mars_ray.errors import AdapterError, ConfigError, ModelError, RequestError
 from mars_ray.model.card import CARD_FILE, write_card
-from mars_ray.model.digest import weights_digest
 from mars_ray.vllm.request_lookahead import decode_params, lookahead_of
 from mars_ray.vllm.settings import VllmSettings
 from mars_ray.vllm.start_checks import check_start
@@ -72,15 +71,15 @@ def test_a_model_without_masks_is_refused(tmp_path):
         complete(folder=folder_with(tmp_path, method="ar", block=None))
 
 
-def adapter_for(base_digest: str, folder: Path) -> str:
+def adapter_for(base: Path, folder: Path) -> str:
     """A folder with the card of an adapter, but without its weights."""
     (folder / CONFIG_FILE).write_text("{}")
-    write_card(adapter_card(base_digest, block=4), folder)
+    write_card(adapter_card(base, block=4), folder)
     return str(folder)
 
 
 def test_an_adapter_has_a_block_and_mask_tokens_after_the_vocabulary(tmp_path):
-    adapter = adapter_for(weights_digest(BUNDLED), tmp_path)
+    adapter = adapter_for(BUNDLED, tmp_path)
     settings = complete({"adapter": adapter})
     assert (settings.block, settings.mask_id, settings.mask_step) == (4, VOCABULARY, 1)
     assert settings.adapter == adapter
@@ -88,7 +87,7 @@ def test_an_adapter_has_a_block_and_mask_tokens_after_the_vocabulary(tmp_path):
 
 def test_an_adapter_of_another_model_is_refused(tmp_path):
     with pytest.raises(AdapterError, match="is an adapter for bundled"):
-        complete({"adapter": adapter_for("another", tmp_path)})
+        complete({"adapter": adapter_for(tmp_path, tmp_path)})
 
 
 def sampling(**changed: Any) -> Any:

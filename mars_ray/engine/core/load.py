@@ -28,7 +28,7 @@ def load_engine(
     """Return an engine on `best_device`, and its checkpoint, whose network only the engine may use.
 
     `adapters` maps the names that requests use to adapter folders; None is the key of the default adapter. Raises
-    `ModelError` for weights that cannot be loaded, `AdapterError` for an adapter of another model, and `ConfigError`
+    `ModelError` for weights that cannot be loaded, `AdapterError` for an adapter that does not fit, and `ConfigError`
     for invalid sizes in `options`.
     """
     if torch.get_num_threads() > usable_cpus():  # torch ignores CPU quotas

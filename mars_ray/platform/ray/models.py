@@ -185,7 +185,7 @@ def _document(config: PlatformConfig) -> Document:
 
 def _problem(settings: ModelSettings) -> MarsRayError | None:
     """Return why a model cannot be served with its adapters."""
-    from mars_ray.adapter.card import check_base, read_adapter_card
+    from mars_ray.adapter.card import check_vocabulary, read_adapter_card
     from mars_ray.engine.choose_engine import check_engine
     from mars_ray.model.folder import check_folder
 
@@ -194,7 +194,7 @@ def _problem(settings: ModelSettings) -> MarsRayError | None:
         adapters = resolve_adapters(settings.adapter, settings.adapters)
         check_engine(check_folder(folder), settings.engine, adapters)
         for adapter in adapters.values():
-            check_base(read_adapter_card(adapter), adapter, folder)
+            check_vocabulary(read_adapter_card(adapter), adapter, folder)
     except MarsRayError as error:
         return error
     return None
