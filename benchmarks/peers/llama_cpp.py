@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,17 @@ ROUND = 32
 
 
 class LlamaCpp:
-    """llama.cpp with one .gguf file, on `threads` threads. `never_id`, our mask token, is never chosen."""
+    """llama.cpp with one .gguf file, on `threads` threads.
 
-    def __init__(self, file: Path, kind: str, threads: int, never_id: int) -> None:
+    `never_id`, our mask token, is never chosen. An answer ends with the first of `stop_ids`.
+    """
+
+    def __init__(
+        self, file: Path, kind: str, threads: int, never_id: int, stop_ids: Collection[int] = frozenset()
+    ) -> None:
         self.name = f"llama.cpp {kind}"
-        self.bits = FORMATS[kind]
+        self.bits = FORMATS.get(kind, 4)
+        self._stop_ids = stop_ids
         self._api = api = _api()
         self._threads = threads
         self._never_id = never_id
@@ -51,22 +57,27 @@ class LlamaCpp:
         ends = [len(prompts[row]) - 1 for row in range(len(prompts))]
         answers = [[token] for token in self._step(flat, [position == ends[row] for row, position, _ in flat])]
         read_s = time.perf_counter()
-        for step in range(1, tokens):
-            inputs = [(row, ends[row] + step, answer[-1]) for row, answer in enumerate(answers)]
-            for row, token in enumerate(self._step(inputs, [True] * len(inputs))):
+        forwards = 0
+        while open_rows := [row for row, answer in enumerate(answers) if self._goes_on(answer, tokens)]:
+            inputs = [(row, ends[row] + len(answers[row]), answers[row][-1]) for row in open_rows]
+            for row, token in zip(open_rows, self._step(inputs, [True] * len(inputs)), strict=True):
                 answers[row].append(token)
+            forwards += 1
         ended_s = time.perf_counter()
         return TimedAnswers(
             tokens=answers,
             prompt_seconds=read_s - started_s,
             decode_seconds=ended_s - read_s,
-            forwards=tokens - 1,
+            forwards=forwards,
         )
 
     def close(self) -> None:
         """Free the model and its cache."""
         self._free_context()
         self._api.llama_model_free(self._model)
+
+    def _goes_on(self, answer: Sequence[int], tokens: int) -> bool:
+        return len(answer) < tokens and answer[-1] not in self._stop_ids
 
     def _prepare(self, shape: tuple[int, int, int]) -> None:
         """Make or clear the cache for a number of rows, prompt tokens and answer tokens."""
