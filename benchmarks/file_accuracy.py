@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
+from transformers.utils import logging
 
 from benchmarks.peers.llama_cpp import LlamaCpp, quantised_file
 from benchmarks.peers.own_engine import BITS
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--allow-code-execution", action="store_true", help="run HumanEval's tests in the sandbox")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    logging.disable_progress_bar()
     options = TaskOptions(
         examples=arguments.examples, seeds=1, data=arguments.data, allow_code_execution=arguments.allow_code_execution
     )

@@ -23,6 +23,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
+from transformers.utils import logging
 
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--objective", action="append", choices=OBJECTIVES, help="repeatable; all without it")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    logging.disable_progress_bar()
     chosen = [name for name in arguments.objective or OBJECTIVES if name != "people" or arguments.people]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
     for seed in range(arguments.seeds):

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from transformers.utils import logging
 
 from mars_ray.adapter.card import SHIPPED
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter, save_adapter
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="folder to write instead of the package")
     parser.add_argument("--json", type=Path, help="file for the measurements")
     args = parser.parse_args()
+    logging.disable_progress_bar()
     base = resolve_model(args.model)
     trained = load_adapter(args.adapter, base)
     target = args.to or SHIPPED / args.model
