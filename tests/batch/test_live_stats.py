@@ -42,8 +42,10 @@ def test_the_rate_is_that_of_the_reports_by_the_time_they_were_made(clock: Clock
 def test_an_engine_that_died_leaves_its_tokens_and_nothing_else(clock: Clock) -> None:
     stats = LiveStats(clock)
     stats.update([status("a:1", running=4, under_way=40)])
+    assert stats.restarts == 0
     clock.now_s += 2
     stats.update([status("a:2", running=1, under_way=5)])
+    assert stats.restarts == 1
     assert (stats.tokens, stats.running, stats.tokens_per_s()) == (45, {"a:2": 1}, None)
 
 

@@ -167,7 +167,11 @@ class _ShownJob:
                 self._progress.starting(startup_status)
 
     def _show(self) -> None:
-        self._progress.update(self._job.metrics(self._control_loop.stats, self._control_loop.note))
+        stats = self._control_loop.stats
+        notes = [self._control_loop.note]
+        if stats.restarts:
+            notes.append(f"engines that ended and were started again: {stats.restarts}; their rows run one at a time")
+        self._progress.update(self._job.metrics(stats, "  ".join(filter(None, notes))))
 
 
 def _connect(plan: JobPlan, rows: int) -> tuple[Place, ...]:

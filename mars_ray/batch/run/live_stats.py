@@ -57,6 +57,11 @@ class LiveStats:
         return dict(self._running)
 
     @property
+    def restarts(self) -> int:
+        """Number of engines that workers started in place of one that ended."""
+        return len(self._states) - len(set(map(worker_of, self._states)))
+
+    @property
     def notice(self) -> str:
         """Sentence that goes with all figures of the engines; usually empty."""
         return notice_of(self._states.values())
