@@ -62,7 +62,7 @@ class DroppedRecords:
 
 
 def dropped_summary(source: str, records: int, dropped: int, reasons: Sequence[DropReason]) -> str:
-    """Return a line such as "a.jsonl: 3 of 90 records dropped: 3 x it has no 'response' (first: record 4)"."""
+    """Return a line such as "a.jsonl: 3 of 90 records dropped: 3 x it is longer than 512 tokens (first: record 4)"."""
     parts = [f"{reason.records:,} x {reason.text.rstrip('.')} (first: record {reason.first:,})" for reason in reasons]
     if others := dropped - sum(reason.records for reason in reasons):
         parts.append(f"{others:,} x for other reasons")

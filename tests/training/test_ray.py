@@ -127,7 +127,7 @@ def test_what_cannot_be_trained_ends_with_one_line_that_says_why(make_config: Ma
         "speechless": (
             {"data": sections | {"heldout": str(speechless)}},
             2,
-            "1 x it has no 'response' (first: record 2)",
+            "1 x it has no 'response' or 'completion' to its 'prompt' (first: record 2)",
         ),
         "crowd": (
             {"compute": {"workers": 64}, "optimizer": {"learning_rate": 1, "epochs": 1, "batch_rows": 64}},
