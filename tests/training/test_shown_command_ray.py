@@ -37,4 +37,5 @@ def test_the_command_that_readme_shows_teaches_the_bundled_model_what_the_sample
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"train: .* left", done.stderr)
-    assert lettered(json.loads(done.stdout.splitlines()[-1])["model"]) > lettered("bundled") + 5
+    model = tmp_path / json.loads(done.stdout.splitlines()[-1])["model"]
+    assert lettered(str(model)) > lettered("bundled") + 5
