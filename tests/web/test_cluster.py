@@ -22,8 +22,10 @@ SIMULATED = """async (replicas) => {
     const values = names.map((_, n) => [(n * 7 + frame) % 10 / 10, 0.95, 4, 900 + (n % 50), 2.5, null, n % 3]);
     take({ controller: "simulated", frame: { unix_s: began + 5 * frame, replicas: names, figures, values } });
   }
-  const status = { policy: "capacity", desired_replicas: replicas, classes: [], curve: [], price_per_hour: null };
-  take({ now: { controller: "simulated", unix_s: began + 900, status, replicas, jobs: [] } });
+  const empty = { classes: [], curve: [], warnings: [] };
+  const status = { policy: "capacity", desired_replicas: replicas, price_per_hour: null, ...empty };
+  const models = ["simulated"];
+  take({ now: { controller: "simulated", unix_s: began + 900, status, replicas, models, jobs: [] } });
   await new Promise(requestAnimationFrame);
   await new Promise(requestAnimationFrame);
   take({ frame: { unix_s: began + 900, replicas: names, figures, values: names.map(() => [1, 1, 1, 1, 1, 1, 1]) } });
