@@ -125,7 +125,7 @@ def test_a_page_takes_less_than_100_kb(page: Page, locked: Served, path: str) ->
 
 def metric(endpoint: Served, keys: dict[str, str], name: str) -> float:
     text = httpx2.get(f"{endpoint.url}/metrics", headers={"authorization": f"Bearer {keys['operate']}"}).text
-    [value] = re.findall(rf"^mars:{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
+    [value] = re.findall(rf"^\w+:{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
     return float(value)
 
 
