@@ -30,16 +30,11 @@ def vocabulary_digest(folder: Path) -> str:
     It is the same for a model, its quantisations and its fine-tunes: special tokens and padding, in which their files
     differ, are not made by merges. Without merges, all files of the tokenizer count.
     """
-    file = folder / "tokenizer.json"
-    model = json.loads(file.read_bytes())["model"] if file.is_file() else {}
-    if not model.get("merges"):
-        return _digest(folder, ("tokenizer.*", "vocab*"))
-    pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
-    numbers = model["vocab"]
-    digest = hashlib.blake2b(digest_size=DIGITS // 2)
-    for token in map("".join, pairs):
-        digest.update(f"{numbers.get(token)} {token}\0".encode())
-    return digest.hexdigest()
+    for path in _files(folder, ("tokenizer.json",)):
+        status = path.stat()
+        if merged := _merges_digest(path.absolute(), status.st_size, status.st_mtime_ns, status.st_ctime_ns):
+            return merged
+    return _digest(folder, ("tokenizer.*", "vocab*"))
 
 
 def folder_state(folder: Path) -> str:
@@ -68,6 +63,20 @@ def _file_digest(path: Path, *_state: int) -> bytes:
     """Return the digest of a file, which is read again only if its size or times have changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()
+
+
+@lru_cache(maxsize=1024)
+def _merges_digest(tokenizer: Path, *_state: int) -> str | None:
+    """Return the digest of the tokens that merges make, or None without merges. A file is read again only if its size
+    or times have changed."""
+    model = json.loads(tokenizer.read_bytes())["model"]
+    if not model.get("merges"):
+        return None
+    pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+    digest = hashlib.blake2b(digest_size=DIGITS // 2)
+    for token in map("".join, pairs):
+        digest.update(f"{model['vocab'].get(token)} {token}\0".encode())
+    return digest.hexdigest()
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
