@@ -125,14 +125,14 @@ def test_a_page_takes_less_than_100_kb(page: Page, locked: Served, path: str) ->
 
 def metric(endpoint: Served, keys: dict[str, str], name: str) -> float:
     text = httpx2.get(f"{endpoint.url}/metrics", headers={"authorization": f"Bearer {keys['operate']}"}).text
-    [value] = re.findall(rf"^\w+:{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
+    [value] = re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
     return float(value)
 
 
 def test_stop_stops_the_engine_within_a_step(page: Page, locked: Served, keys: dict[str, str]) -> None:
     """The engine is held while the stop goes to it: all its steps but the one it was at gave the answer something."""
     opened(page, locked, keys["use"])
-    steps, gave = (metric(locked, keys, name) for name in ("engine_steps", "accepted_tokens_count"))
+    steps, gave = (metric(locked, keys, name) for name in ("mars:engine_steps", "mars:accepted_tokens_count"))
     page.locator("details summary").click()
     page.locator("#max-tokens").fill("4096")
     page.locator("#schema").fill('{"type": "array", "minItems": 3000, "items": {"type": "integer"}}')
@@ -149,10 +149,10 @@ def test_stop_stops_the_engine_within_a_step(page: Page, locked: Served, keys: d
     finally:
         os.kill(engine.pid, signal.SIGCONT)
     settled(locked)
-    taken = metric(locked, keys, "engine_steps") - steps
-    assert taken - (metric(locked, keys, "accepted_tokens_count") - gave) in (0, 1)
-    assert metric(locked, keys, "num_requests_running") == 0
-    assert metric(locked, keys, "engine_steps") - steps == taken
+    taken = metric(locked, keys, "mars:engine_steps") - steps
+    assert taken - (metric(locked, keys, "mars:accepted_tokens_count") - gave) in (0, 1)
+    assert metric(locked, keys, "vllm:num_requests_running") == 0
+    assert metric(locked, keys, "mars:engine_steps") - steps == taken
 
 
 def copied(page: Page, what: str) -> str:
