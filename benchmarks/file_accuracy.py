@@ -24,9 +24,10 @@ from benchmarks.peers.llama_cpp import LlamaCpp, quantised_file
 from benchmarks.peers.own_engine import BITS
 from mars_ray import LLM, SamplingParams
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.evaluation.code_check import check_sandbox, passes_tests
+from mars_ray.evaluation.code_check import check_sandbox
 from mars_ray.evaluation.metrics import mcnemar
-from mars_ray.evaluation.task_files import BENCHMARK_TOKENS, MATCHES
+from mars_ray.evaluation.scorer import is_right
+from mars_ray.evaluation.task_files import BENCHMARK_TOKENS
 from mars_ray.evaluation.tasks import Question, TaskOptions, open_tasks
 from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_checkpoint
@@ -57,11 +58,11 @@ def main() -> None:
     tasks = {name: open_tasks([name], options)[0].questions for name in TASKS}
     check_sandbox()
     results: dict[str, dict[str, list[bool]]] = {}
+    questions = [question for task in tasks.values() for question in task]
     for engine, answer in engines(arguments.file).items():
-        results[engine] = {
-            name: [is_right(*pair) for pair in zip(questions, answer(questions), strict=True)]
-            for name, questions in tasks.items()
-        }
+        results[engine] = {name: [] for name in TASKS}
+        for question, text in zip(questions, answer(questions), strict=True):
+            results[engine][question.task].append(is_right(question, text))
         show(results)
         if arguments.json:
             report = {
@@ -104,13 +105,6 @@ def answers_of_llama_cpp(folder: Path, file: Path | None, questions: Sequence[Qu
     finally:
         peer.close()
     return texts
-
-
-def is_right(question: Question, text: str) -> bool:
-    """Judge an answer as `mars-ray evaluate` does."""
-    if question.match == "code":
-        return passes_tests(question.reference, text)
-    return MATCHES[question.match](question.reference, text)
 
 
 def show(results: dict[str, dict[str, list[bool]]]) -> None:

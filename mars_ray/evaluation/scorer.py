@@ -51,6 +51,13 @@ def cache_key(*parts: object) -> str:
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
+def is_right(question: Question, text: str) -> bool:
+    """Return whether `text` answers the question; for code, its tests run in the sandbox."""
+    if question.match == "code":
+        return passes_tests(question.reference, text)
+    return MATCHES[question.match](question.reference, text)
+
+
 class NumberCache:
     """Numbers, each with a key, in one file. In an object store, each call of `add` rewrites the whole object."""
 
@@ -166,10 +173,10 @@ class Scorer:
 
     def _right(self, question: Question, text: str) -> bool:
         if question.match != "code":
-            return MATCHES[question.match](question.reference, text)
+            return is_right(question, text)
         key = cache_key("code", question.reference, text)
         if key not in self.cache:
-            self.cache.add([(key, int(passes_tests(question.reference, text)))])
+            self.cache.add([(key, int(is_right(question, text)))])
         return bool(self.cache[key])
 
     def _agreed(self, answers: Sequence[tuple[Question, Row]], progress: ProgressLine, done: int) -> list[int]:
