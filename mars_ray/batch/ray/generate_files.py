@@ -7,6 +7,7 @@ rows without output as done, takes two rows with one id for one, and needs more 
 """
 
 import hashlib
+import logging
 import os
 import pickle
 import sys
@@ -95,7 +96,8 @@ def run_job(plan: JobPlan) -> JobReport:
                                 shown_job.add(table)
                     status = "complete with errors" if job.errors else "complete"
                 except KeyboardInterrupt:
-                    pass
+                    # The task that reads the rows may not have begun, and fails when their store is gone.
+                    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
                 finally:  # flush before calling Ray, which may have been stopped together with this process
                     output.flush()
         finally:
