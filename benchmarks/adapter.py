@@ -2,15 +2,18 @@
 
     python -m benchmarks.adapter general --model smollm2 --adapter runs/smollm2/model --json adapter.json
     python -m benchmarks.adapter reasoning --model smollm2 --adapter runs/smollm2/model --json adapter.json
+    python -m benchmarks.adapter code --model coder.gguf --adapter runs/coder/model --quantize int8 \\
+        --allow-code-execution --json adapter.json
     python -m benchmarks.adapter structure --model runs/structure/base/model --adapter runs/structure/model \\
         --tasks data/structure/heldout.jsonl --json adapter.json
 
-`general` uses the held-out prompts of the instruction data, `reasoning` GSM8K, `structure` a file made by
-`pipelines/structure_tasks.py`. Quality is measured on many prompts in batches, with the block of the adapter. Speed is
-measured one request at a time, in rounds with different prompts. In a round every setting answers the same prompts in
-turn. llama.cpp, if installed, answers them too, with as many tokens. Speed leaves out the time to the first token.
-With `--callers 16` the settings take turns at 16 requests at once, and nothing else is measured. Each call adds to the
-file, and to a table next to it.
+`general` uses the held-out prompts of the instruction data, `reasoning` GSM8K, `code` HumanEval, `structure` a file
+made by `pipelines/structure_tasks.py`. Quality is measured on many prompts in batches, with the block of the adapter.
+With `--quantize`, agreement is not measured, because torch has no rounded weights to judge it. Speed is measured one
+request at a time, in rounds with different prompts. In a round every setting answers the same prompts in turn.
+llama.cpp, if installed, answers them too, with as many tokens. Speed leaves out the time to the first token. With
+`--callers 16` the settings take turns at 16 requests at once, and nothing else is measured. Each call adds to the file,
+and to a table next to it.
 """
 
 import argparse
@@ -42,13 +45,15 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
 from mars_ray.evaluation.agreement import agreed_tokens
+from mars_ray.evaluation.code_check import check_sandbox
 from mars_ray.evaluation.metrics import mcnemar
+from mars_ray.evaluation.scorer import is_right
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting, settings_of
-from mars_ray.evaluation.task_files import MATCHES
 from mars_ray.evaluation.tasks import TaskOptions, open_tasks
 from mars_ray.measure import Sample, interleaved, machine, speedup, throughput
-from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.resolve import model_label, resolve_model
+from mars_ray.model.checkpoint import Checkpoint, load_model
+from mars_ray.model.folder import open_model
+from mars_ray.model.resolve import model_label
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
@@ -60,7 +65,8 @@ SPEED_TOKENS = 48
 ANSWERS_OF_A_CALLER = 3
 BATCH = 16
 PROMPT_TOKENS_MAX = 384
-MAX_TOKENS = {"general": 128, "reasoning": 192, "structure": 192}
+MAX_TOKENS = {"general": 128, "reasoning": 192, "code": 256, "structure": 192}
+BENCHMARK_OF = {"reasoning": "gsm8k", "code": "humaneval"}
 
 Json = dict[str, Any]
 Judge = Callable[[str], bool]
@@ -80,7 +86,9 @@ def main() -> None:
     parser.add_argument("workload", choices=MAX_TOKENS)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--adapter", required=True, help="name or folder")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with instruct/ and gsm8k/")
+    parser.add_argument("--quantize", choices=("int8", "int4"))
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with instruct/, gsm8k/ …")
+    parser.add_argument("--allow-code-execution", action="store_true", help="run HumanEval's tests in the sandbox")
     parser.add_argument("--tasks", type=Path, help="prompts with references, for structure")
     parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
     parser.add_argument("--rounds", type=int, default=6, help=f"rounds of {ROUND_PROMPTS} prompts; 0 skips speed")
@@ -91,9 +99,11 @@ def main() -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(arguments.threads)
     report: Json = json.loads(arguments.json.read_text()) if arguments.json.exists() else {"workloads": {}}
-    report |= {"machine": machine(), "dtype": "bfloat16", "threads": arguments.threads}
-    folder = resolve_model(arguments.model)
-    checkpoint = load_checkpoint(folder, dtype=torch.bfloat16)
+    model = open_model(arguments.model)
+    folder = model.folder
+    checkpoint = load_model(model)
+    numbers = arguments.quantize or model.dtype.name
+    report |= {"machine": machine(), "dtype": numbers, "threads": arguments.threads}
     questions = read_questions(arguments, ChatEncoder(checkpoint.tokenizer))
     workload = report["workloads"].setdefault(arguments.workload, {})
     adapter = resolve_adapter(arguments.adapter)
@@ -105,7 +115,7 @@ def main() -> None:
             for callers in arguments.callers
         ]
     if arguments.prompts and not arguments.callers:
-        workload["quality"] = quality(checkpoint, folder, adapter, questions, MAX_TOKENS[arguments.workload])
+        workload["quality"] = quality(checkpoint, folder, adapter, arguments, questions)
     if arguments.rounds and not arguments.callers:
         workload["speed"] = speed(checkpoint, folder, adapter, arguments, questions)
     arguments.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -129,11 +139,12 @@ def read_questions(arguments: argparse.Namespace, encoder: ChatEncoder) -> list[
     else:
         if arguments.workload == "structure" and arguments.tasks is None:
             raise ConfigError("structure needs a file of tasks; name it with --tasks.")
-        name = "gsm8k" if arguments.workload == "reasoning" else str(arguments.tasks)
-        [task] = open_tasks((name,), TaskOptions(seeds=1, data=arguments.data))
-        pairs = [
-            (question.messages, partial(MATCHES[question.match], question.reference)) for question in task.questions
-        ]
+        name = BENCHMARK_OF.get(arguments.workload) or str(arguments.tasks)
+        options = TaskOptions(seeds=1, data=arguments.data, allow_code_execution=arguments.allow_code_execution)
+        [task] = open_tasks((name,), options)
+        if arguments.workload == "code":
+            check_sandbox()
+        pairs = [(question.messages, partial(is_right, question)) for question in task.questions]
     candidates = (Question(tuple(encoder.prompt(messages)), judge) for messages, judge in pairs)
     return list(islice((question for question in candidates if len(question.prompt) <= PROMPT_TOKENS_MAX), count))
 
@@ -143,22 +154,28 @@ def first_question(text: Conversation) -> Conversation:
     return tuple(takewhile(lambda message: message["role"] != "assistant", text))
 
 
-def quality(checkpoint: Checkpoint, folder: Path, adapter: Path, questions: list[Question], tokens: int) -> Json:
+def quality(
+    checkpoint: Checkpoint, folder: Path, adapter: Path, arguments: argparse.Namespace, questions: list[Question]
+) -> Json:
     """Return agreement with the base and accuracy of the answers at each setting."""
+    tokens = MAX_TOKENS[arguments.workload]
     weights = load_adapter(adapter, folder)
-    engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH), adapters=unnamed(weights))
+    options = EngineOptions(max_num_seqs=BATCH, quantize=arguments.quantize)
+    engine = Engine(checkpoint, options, adapters=unnamed(weights))
     answers: dict[str, list[OfflineResult]] = {}
     with ProgressLine("answers", total=len(SETTINGS)) as progress:
         for number, setting in enumerate(SETTINGS):
             decode = DecodeParams(mode=setting.mode, threshold=setting.threshold, block=engine.block)
             answers[setting.name] = answer_questions(engine, questions, decode, tokens)
             progress.update(number + 1, {})
-    different = sorted(
-        {(result.request.prompt, tuple(result.tokens)) for results in answers.values() for result in results}
-    )
-    with ProgressLine("compare with the base", total=len(different)) as progress:
-        counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
-    agreed = dict(zip(different, counts, strict=True))
+    agreed: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    if not arguments.quantize:
+        different = sorted(
+            {(result.request.prompt, tuple(result.tokens)) for results in answers.values() for result in results}
+        )
+        with ProgressLine("compare with the base", total=len(different)) as progress:
+            counts = agreed_tokens(checkpoint.network, different, checkpoint.mask_id, progress)
+        agreed = dict(zip(different, counts, strict=True))
     right = {
         name: np.array(
             [bool(q.judge and q.judge(result.text)) for q, result in zip(questions, results, strict=True)], np.int8
@@ -171,11 +188,13 @@ def quality(checkpoint: Checkpoint, folder: Path, adapter: Path, questions: list
         figures[name] = {
             "tokens": total,
             "tokens_per_forward": total / sum(result.forwards for result in results),
-            "agreement": sum(agreed[result.request.prompt, tuple(result.tokens)] for result in results) / total,
             "same_answers": sum(
                 result.tokens == ar.tokens for result, ar in zip(results, answers[AR.name], strict=True)
             ),
         }
+        if agreed:
+            right_tokens = sum(agreed[result.request.prompt, tuple(result.tokens)] for result in results)
+            figures[name]["agreement"] = right_tokens / total
         if questions[0].judge:
             change = right[name] - right[AR.name]
             count = int(right[name].sum())
@@ -205,7 +224,7 @@ def speed(
     checkpoint: Checkpoint, folder: Path, adapter: Path, arguments: argparse.Namespace, questions: list[Question]
 ) -> Json:
     """Return tokens per second of each setting and of llama.cpp, one request at a time."""
-    options = EngineOptions(max_num_seqs=1)
+    options = EngineOptions(max_num_seqs=1, quantize=arguments.quantize)
     base_engine = Engine(checkpoint, options)
     adapter_engine = Engine(checkpoint, options, adapters=unnamed(load_adapter(adapter, folder)))
     candidates: dict[str, Callable[[list[Question]], Sample]] = {
@@ -261,7 +280,7 @@ def concurrent_speed(
     callers: int,
 ) -> Json:
     """Return tokens per second of each setting with many requests at once, including prefill."""
-    options = EngineOptions(max_num_seqs=callers)
+    options = EngineOptions(max_num_seqs=callers, quantize=arguments.quantize)
     base_engine = Engine(checkpoint, options)
     adapter_engine = Engine(checkpoint, options, adapters=unnamed(load_adapter(adapter, folder)))
     prompts = (questions * callers)[: max(callers * ANSWERS_OF_A_CALLER, ROUND_PROMPTS)]

@@ -83,7 +83,8 @@ def _quality_cells(quality: Json | None, workload: Json) -> list[str]:
         low, high = quality["interval"]
         share = quality["right"] / prompts
         verdict = [f"{share:.1%} ({low:.1%}-{high:.1%})", f"{quality['p_value']:.2g}"]
-    return [f"{quality['agreement']:.2%}", f"{quality['same_answers'] / prompts:.0%}", *verdict]
+    agreement = f"{quality['agreement']:.2%}" if "agreement" in quality else ""
+    return [agreement, f"{quality['same_answers'] / prompts:.0%}", *verdict]
 
 
 def _head(names: Sequence[str]) -> list[str]:
