@@ -11,7 +11,7 @@ from tests.machines.endpoint import Endpoint, start_endpoint
 from tests.machines.faults import asking, kill_ray
 from tests.machines.machines import Network, join_cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 AWAY_S, ASKED_S = 15, 120
 REDIS_PORT = 6380
 
