@@ -25,8 +25,8 @@ from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import AdapterError
 from mars_ray.measure import machine
-from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import load_model
+from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.program import run_program
 from pipelines.pipeline_files import write
 
@@ -67,7 +67,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the measurements")
     args = parser.parse_args()
     logging.disable_progress_bar()
-    base = resolve_model(args.model)
+    model = open_model(args.model)
+    base = model.folder
     trained = load_adapter(args.adapter, base)
     target = args.to or SHIPPED / args.model
     with TemporaryDirectory() as scratch:
@@ -75,7 +76,7 @@ def main() -> None:
         save_adapter(trained.lora, trained.card, rounded, dtype=torch.int8)
         pair = trained.lora, load_adapter(rounded, base).lora
         sizes = [(folder / WEIGHTS_FILE).stat().st_size for folder in (args.adapter, rounded)]
-    rounding = measure(base, pair, PackedData(args.heldout), args.rows, trained.card.block, sizes)
+    rounding = measure(model, pair, PackedData(args.heldout), args.rows, trained.card.block, sizes)
     summary = (
         f"{rounding.masks:,} masks: agreement {rounding.agreement:.2%}, in 8 bits {rounding.agreement_int8:.2%}; "
         f"{rounding.changed:.2%} predict another token; {rounding.bytes / 1e6:.1f} MB, in 8 bits "
@@ -92,10 +93,10 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(
-    base: Path, pair: tuple[GatedLoRA, GatedLoRA], data: PackedData, rows: int, block: int, sizes: list[int]
+    model: ResolvedModel, pair: tuple[GatedLoRA, GatedLoRA], data: PackedData, rows: int, block: int, sizes: list[int]
 ) -> Rounding:
     """Compare both adapters in `pair` at the same masks; the second one has 8 bits."""
-    network = load_checkpoint(base, dtype=torch.bfloat16).network
+    network = load_model(model).network
     network.set_attn_implementation(TILED)
     for lora in pair:
         lora.attach(network)

@@ -25,6 +25,7 @@ from mars_ray.evaluation.calibration import THRESHOLDS
 from mars_ray.evaluation.task_files import read_references
 from mars_ray.method import tiles
 from mars_ray.model.checkpoint import load_checkpoint
+from mars_ray.model.folder import open_model
 from mars_ray.model.resolve import resolve_model
 from pipelines import race_picture, ship_adapter
 from tests.data.data_samples import example
@@ -210,13 +211,13 @@ def test_the_drafts_of_an_adapter_and_of_its_copy_are_compared_at_the_same_masks
     network = load_checkpoint(start_model).network
     one, other = (new_adapter(network, rank=2, alpha=4.0, masks=3, names=["up_proj"]) for _ in range(2))
     arguments = PackedData(tmp_path), 64, 4, [2, 1]
-    equal = ship_adapter.measure(start_model, (one, one), *arguments)
+    equal = ship_adapter.measure(open_model(start_model), (one, one), *arguments)
     assert equal.masks > 0
     assert (equal.points, equal.changed) == (0.0, 0.0)
     with torch.no_grad():
         for factors in other.factors.values():
             factors.b.normal_(std=30.0)
-    changed = ship_adapter.measure(start_model, (one, other), *arguments)
+    changed = ship_adapter.measure(open_model(start_model), (one, other), *arguments)
     assert (changed.masks, changed.agreement) == (equal.masks, equal.agreement)
     assert changed.changed > 0
 
