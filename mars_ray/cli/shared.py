@@ -24,7 +24,10 @@ MODEL_HELP = (
     "@revision."
 )
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
-ADAPTER_HELP = "Lossless adapter trained for the model: 'smollm2', a folder or a hub name."
+ADAPTER_HELP = (
+    "Lossless adapter trained for the model: 'smollm2' or 'qwen2.5-coder-0.5b-instruct' in the package, a folder or a "
+    "hub name."
+)
 AdapterOption = Annotated[str | None, typer.Option("--adapter", help=ADAPTER_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 means the most likely token.")]

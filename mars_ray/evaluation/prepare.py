@@ -44,7 +44,7 @@ class EvaluateOptions:
     model: Name = "bundled"
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: Name | None = None
-    """Adapter that was trained for the model: 'smollm2', a folder, or a name on a hub."""
+    """Adapter that was trained for the model: one in the package ('smollm2'), a folder, or a name on a hub."""
     modes: Texts = ("ar", "exact", "threshold")
     """Modes to compare; `ar` is always added."""
     thresholds: Numbers = (0.99, 0.95, 0.9, 0.8, 0.6)

@@ -56,7 +56,7 @@ class ModelSettings(BaseModel):
     """'bundled', 'smollm2', a URL, a name on a hub, or a folder or .gguf file on the node that builds the application.
     The other nodes fetch the folder or file from there."""
     adapter: str | None = None
-    """Adapter trained for the model: 'smollm2' (part of the package), a folder, a URL, or a name on a hub."""
+    """Adapter trained for the model: one in the package ('smollm2'), a folder, a URL, or a name on a hub."""
     adapters: dict[str, str] = {}
     """Further adapters, keyed by name. Callers select an adapter as a model, by this name."""
     served_model_names: tuple[str, ...] = ()
