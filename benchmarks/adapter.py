@@ -58,6 +58,8 @@ from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 SETTINGS = settings_of((Mode.EXACT, Mode.THRESHOLD), (0.95, 0.9, 0.8, 0.7, 0.5))
+TEXT_ONLY = "exact without the adapter"
+"""Drafts from text alone, which any model has."""
 ROUND_PROMPTS = 10
 WARM_UP_PROMPTS = 3
 SPEED_TOKENS = 48
@@ -231,6 +233,7 @@ def speed(
         setting.name: partial(one_by_one, base_engine if setting is AR else adapter_engine, setting)
         for setting in SETTINGS
     }
+    candidates[TEXT_ONLY] = partial(one_by_one, base_engine, EXACT)
     try:
         peer = next(
             candidate

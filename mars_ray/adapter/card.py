@@ -87,7 +87,7 @@ def resolve_adapter(name: str | Path | None) -> Path | None:
     exists = Path(name).expanduser().exists()
     shipped = shipped_adapters()
     if not exists and name not in shipped and not is_elsewhere(name):
-        names = " or ".join(map(repr, shipped))
+        names = ", ".join(map(repr, shipped))
         raise AdapterError(f"unknown adapter {name!r}: give {names}, a folder, its URL, or organisation/name of a hub.")
     folder = SHIPPED / name if name in shipped and not exists else resolve_model(name)
     if not is_adapter(folder):
