@@ -27,7 +27,8 @@ LARGEST_INT8 = 127
 def stored_tensors(adapter: GatedLoRA, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors to store for an adapter, keyed by their names in the file.
 
-    With `torch.int8`, each matrix has one scale per row, and the mask embeddings and the bias are stored in bfloat16.
+    With `torch.int8`, each matrix has one scale per row, or per column if it has fewer columns than rows. The mask
+    embeddings and the bias are stored in bfloat16.
     """
     plain = torch.bfloat16 if dtype is torch.int8 else dtype
     tensors: dict[str, Tensor] = {}
@@ -90,14 +91,16 @@ def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if tensor.dtype not in DTYPES:
             dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise AdapterError(f"the tensor {name} has the dtype {tensor.dtype}; it must be one of {dtypes}.")
-        rows = name.removesuffix(SCALE)
-        if rows != name and rows in tensors and tensors[rows].dtype is torch.int8:
+        scaled = name.removesuffix(SCALE)
+        if scaled != name and scaled in tensors and tensors[scaled].dtype is torch.int8:
             continue
         if tensor.dtype is torch.int8:
-            count, _ = _matrix(tensors, name)
-            if (shape := _shape(tensors, name + SCALE)) != (count, 1):
-                raise AdapterError(f"the tensor {name}{SCALE} has the shape {shape}; it needs {(count, 1)}.")
-            weights[name] = restored(tensor, tensors[name + SCALE])
+            rows, columns = _matrix(tensors, name)
+            if (shape := _shape(tensors, name + SCALE)) not in ((rows, 1), (1, columns)):
+                raise AdapterError(
+                    f"the tensor {name}{SCALE} has the shape {shape}; it needs {(rows, 1)} or {(1, columns)}."
+                )
+            weights[name] = tensor.float() * tensors[name + SCALE].float()
         else:
             weights[name] = tensor.float()
         if not bool((weights[name].abs() <= LARGEST).all()):  # false for NaN too
@@ -120,16 +123,10 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
 
 
 def rounded(factor_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nearest int8 values as [R, C], and a float32 scale for each row as [R, 1]."""
+    """Return the nearest int8 values as [R, C], and float32 scales: [R, 1], or [1, C] if there are fewer columns."""
     factor_RC = factor_RC.float()
-    scale_R1 = factor_RC.abs().amax(dim=1, keepdim=True) / LARGEST_INT8
+    rows, columns = factor_RC.shape
+    scale = factor_RC.abs().amax(dim=0 if columns < rows else 1, keepdim=True) / LARGEST_INT8
     # A row of zeros has scale 0, so the divisor is clamped.
-    values_RC = (factor_RC / scale_R1.clamp(min=torch.finfo(torch.float32).tiny)).round()
-    return values_RC.to(torch.int8), scale_R1
-
-
-def restored(values_RC: Tensor, scale_R1: Tensor) -> Tensor:
-    """Undo `rounded`, in float32. Raises `ValueError` if the scales have the wrong shape."""
-    if scale_R1.shape != (len(values_RC), 1):
-        raise ValueError(f"scales of the shape {tuple(scale_R1.shape)} for {len(values_RC)} rows")
-    return values_RC.float() * scale_R1.float()
+    values_RC = (factor_RC / scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    return values_RC.to(torch.int8), scale

@@ -53,17 +53,18 @@ def test_what_is_saved_is_what_is_loaded(adapted: Adapted, base: Path, saved: Pa
     assert read_adapter_card(saved).losses == {"mask": 1.5}
 
 
-def test_in_8_bits_every_number_is_off_by_half_a_step_of_its_row_at_most(
+def test_in_8_bits_every_number_is_off_by_half_a_step_at_most(
     adapted: Adapted, base: Path, saved: Path, tmp_path: Path
 ) -> None:
     with torch.no_grad():
-        adapted[1].factors["model.layers.1.mlp.up_proj"].b[3] = 0.0
+        adapted[1].factors["model.layers.1.mlp.up_proj"].b[:, 1] = 0.0  # a scale of zero
     save_adapter(adapted[1], read_adapter_card(saved), tmp_path / "int8", dtype=torch.int8)
     loaded = load_adapter(tmp_path / "int8", base).lora
     for name, pair in adapted[1].factors.items():
         for factor, found in ((pair.a, loaded.factors[name].a), (pair.b, loaded.factors[name].b)):
-            half_step_R1 = factor.abs().amax(dim=1, keepdim=True) / 127 / 2
-            assert ((found - factor).abs() <= half_step_R1 * 1.001).all()
+            shorter = factor.shape.index(min(factor.shape))
+            half_step = factor.abs().amax(dim=1 - shorter, keepdim=True) / 127 / 2
+            assert ((found - factor).abs() <= half_step * 1.001).all()
     torch.testing.assert_close(loaded.mask_embedding_KH, adapted[1].mask_embedding_KH, rtol=2**-8, atol=0)
     kept = load_file(tmp_path / "int8" / WEIGHTS_FILE)
     matrices = [parameter for name, parameter in adapted[1].named_parameters() if "mask_embedding" not in name]
