@@ -151,7 +151,9 @@ def test_values_that_overflow_a_product_are_refused(folders: tuple[Path, Path], 
             load_adapter(changed(folders[0], tensors), folders[1])
 
 
-@pytest.mark.parametrize("scale", [torch.ones(64), torch.ones(1, 64), torch.ones(512, 1), torch.ones(1, 1), torch.ones(64, 1) * torch.inf], ids=str)
+@pytest.mark.parametrize(
+    "scale", [torch.ones(64), torch.ones(1, 64), torch.ones(512, 1), torch.ones(64, 1) * torch.inf], ids=str
+)
 def test_scales_that_are_not_one_for_each_row_or_column_are_refused(folders: tuple[Path, Path], scale: Tensor) -> None:
     tensors = load_file(folders[0] / WEIGHTS_FILE)
     tensors |= {

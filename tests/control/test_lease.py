@@ -1,5 +1,7 @@
 """What a replica follows, and for how long; the clock it goes by."""
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.control.core.controller import SteadyClock
-from mars_ray.control.core.lease import REPORTS_KEPT, Lease
-from mars_ray.control.replica_messages import Directive
+from mars_ray.control.core.lease import REPORTS_KEPT, Lease, run_heartbeats
+from mars_ray.control.replica_messages import Directive, ReplicaReport
+from mars_ray.engine.stats.state import EngineState
 from tests.control.control_samples import class_state, engine_state, plan_of
 from tests.factories.clock import Clock
 
@@ -135,6 +138,36 @@ def test_a_late_answer_does_not_lock_the_newest_controller_out_for_good() -> Non
     clock.now_s += answer(2).lease_s
     report = lease.report(engine_state())
     assert lease.take(answer(report.number, controller="new"))
+
+
+def test_answers_that_come_after_the_next_heartbeat_are_followed() -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.told = asyncio.Event()
+
+        async def state(self) -> EngineState:
+            return engine_state(class_state(threshold=0.95))
+
+        def set_thresholds(self, by_class: Mapping[str, float]) -> None:
+            assert by_class == {"standard": 0.6}
+            self.told.set()
+
+    async def follow() -> None:
+        sent: list[asyncio.Event] = []
+
+        async def send(report: ReplicaReport) -> Directive:
+            for earlier in sent:
+                earlier.set()
+            sent.append(asyncio.Event())
+            await sent[-1].wait()
+            return answer(report.number)
+
+        engine = Engine()
+        beating = asyncio.create_task(run_heartbeats(engine, Lease("a", PLAN), send, every_s=0.01))
+        await asyncio.wait_for(engine.told.wait(), 30)
+        beating.cancel()
+
+    asyncio.run(follow())
 
 
 def test_without_a_controller_a_replica_decides_by_its_own_load_within_bounds() -> None:

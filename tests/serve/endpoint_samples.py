@@ -94,7 +94,7 @@ class Served:
     def beat(self) -> None:
         """Let a second pass, the engine report to the controller, and follow it."""
         self.control.seconds += 1
-        self.run(send_heartbeat(self.engine, self.lease, self.control.handle_report, within_s=60))
+        self.run(send_heartbeat(self.engine, self.lease, self.control.handle_report, within_s=60, awaited=set()))
 
     def in_flight(self) -> tuple[int, int, int]:
         """Sequences running and waiting in the engine, requests in the gateway."""

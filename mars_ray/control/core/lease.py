@@ -3,8 +3,8 @@
 In:    an engine, a function that sends reports, directives in any order, a clock.
 Out:   numbered reports; thresholds set in the engine, once a second.
 Never: follows a directive whose lease has ended, or one that is out of bounds, for another replica, older than the last
-       one, or from a controller that has been replaced; waits for a controller longer than one heartbeat, or stops
-       because a controller fails.
+       one, or from a controller that has been replaced; delays a heartbeat because a controller has not answered, or
+       stops because a controller fails.
 """
 
 import asyncio
@@ -44,6 +44,8 @@ class Lease:
         self._replica = replica
         self._price_per_hour = price_per_hour
         self._plan = plan
+        self.seconds = plan.settings.lease_s
+        """Seconds from a report until a directive that answers it ends."""
         self._now_s = SteadyClock(clock)
         self._made_s: OrderedDict[int, float] = OrderedDict()
         """Time at which each report was made, by its number."""
@@ -132,16 +134,25 @@ class ControlledEngine(Protocol):
 
 async def run_heartbeats(engine: ControlledEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
     """Send heartbeats until cancelled. Raises the engine's error when the engine is gone."""
-    while True:
-        next_s = asyncio.get_running_loop().time() + every_s
-        await send_heartbeat(engine, lease, send, every_s)
-        await asyncio.sleep(next_s - asyncio.get_running_loop().time())
+    awaited = set[asyncio.Task[None]]()
+    """Reports without an answer. A busy controller may always answer after the next heartbeat."""
+    try:
+        while True:
+            next_s = asyncio.get_running_loop().time() + every_s
+            await send_heartbeat(engine, lease, send, every_s, awaited)
+            await asyncio.sleep(next_s - asyncio.get_running_loop().time())
+    finally:
+        for task in awaited:
+            task.cancel()
 
 
-async def send_heartbeat(engine: ControlledEngine, lease: Lease, send: Send, within_s: float) -> None:
+async def send_heartbeat(
+    engine: ControlledEngine, lease: Lease, send: Send, within_s: float, awaited: set[asyncio.Task[None]]
+) -> None:
     """Report once, wait up to `within_s` seconds for the answer, and set the engine to the thresholds then in force.
 
-    Raises the engine's error when the engine is gone.
+    A later answer is taken when it comes; until then its task is in `awaited`. Raises the engine's error when the
+    engine is gone.
     """
     state = await engine.state()
     try:
@@ -149,11 +160,18 @@ async def send_heartbeat(engine: ControlledEngine, lease: Lease, send: Send, wit
     except ReportError as error:  # the next report may be valid
         log.error("skipping a heartbeat: %s", error)
         return
-    try:
-        async with asyncio.timeout(within_s):
-            lease.take(await send(report))
-    except Exception as error:  # whatever the failure, the lease decides which thresholds are in force
-        log.debug("received no directive: %r", error)
+    task = asyncio.create_task(_ask(lease, send, report))
+    awaited.add(task)
+    task.add_done_callback(awaited.discard)
+    await asyncio.wait([task], timeout=within_s)
     thresholds = lease.in_force(report).thresholds
     if thresholds != {class_state.name: class_state.threshold for class_state in state.classes}:
         engine.set_thresholds(thresholds)
+
+
+async def _ask(lease: Lease, send: Send, report: ReplicaReport) -> None:
+    try:
+        async with asyncio.timeout(lease.seconds):
+            lease.take(await send(report))
+    except Exception as error:  # whatever the failure, the lease decides which thresholds are in force
+        log.debug("received no directive: %r", error)
