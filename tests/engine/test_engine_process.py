@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.errors import ReplicaLostError
 from mars_ray.model.resolve import resolve_model
 from tests.factories.engine import engine_processes, engine_spec
 
@@ -102,6 +103,13 @@ def test_an_engine_starts_after_its_server_was_killed() -> None:
             assert second.is_running()
 
     asyncio.run(test())
+
+
+def test_a_server_that_cannot_start_is_a_lost_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    for _ in range(5):
+        with pytest.raises(ReplicaLostError, match="died while it started"):
+            asyncio.run(AsyncEngine.start(engine_spec(resolve_model("bundled"))))
 
 
 def test_an_engine_that_hangs_and_its_server_end_with_their_program() -> None:

@@ -21,6 +21,7 @@ from typing import Self
 from mars_ray.errors import ReplicaLostError
 
 PID = struct.Struct("!i")
+DIED = "the engine died while it started."
 SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 """The server must be single-threaded to fork. An engine sets its own number of threads."""
 SPIN = {"GOMP_SPINCOUNT": "1000"}
@@ -46,14 +47,18 @@ class EngineProcess:
         """Start a process that serves `orders`. Raises `ReplicaLostError` if the process does not start."""
         ours, theirs = socket.socketpair()
         with theirs:
-            _servers.fork(orders, theirs)
+            try:
+                _servers.fork(orders, theirs)
+            except ConnectionError:
+                ours.close()
+                raise ReplicaLostError(DIED) from None
         line, writer = await asyncio.open_connection(sock=ours)
         try:
             [pid] = PID.unpack(await line.readexactly(PID.size))
         except BaseException as error:
             writer.close()
             if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
-                raise ReplicaLostError("the engine died while it started.") from None
+                raise ReplicaLostError(DIED) from None
             raise
         return cls(pid, line, writer)
 
