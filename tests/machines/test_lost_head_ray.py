@@ -11,7 +11,7 @@ from tests.machines.job import Job
 from tests.machines.machines import Machine, Network, join_cluster, start_store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
-ROWS, ASKED_S, ENGINES = 40_000, 90, 2
+ROWS, ASKED_S, ENGINES = 20_000, 90, 2
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,7 @@ def test_a_required_call_is_accepted_by_its_tool(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @WALKS
 @settings(max_examples=10_000)
 def test_ten_thousand_required_calls_are_accepted_by_their_tools(
