@@ -142,14 +142,6 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* weights, int6
   for (int r = 0; r < R; r++) out[r][0] = sum[r][0], out[r][1] = sum[r][1];
 }
 
-// Splits many rows, because sums of groups need registers, too.
-template <int R, Format FORMAT>
-inline void split(const Rows& x, int64_t row, const char* weights, int64_t groups, bool prefetches, Floats out[R][2]) {
-  constexpr int FRONT = R > GROUP_ROWS ? (R + 1) / 2 : R;
-  tile_in_groups<FRONT, FORMAT>(x, row, weights, groups, prefetches, out);
-  if constexpr (R > FRONT) tile_in_groups<R - FRONT, FORMAT>(x, row + FRONT, weights, groups, false, out + FRONT);
-}
-
 // The function that receives the COLUMNS finished columns of a row.
 struct Put {
   void (*put)(void* owner, int64_t row, int64_t column, Floats left, Floats right);
@@ -172,8 +164,10 @@ void block(const ColumnBlock& b, const Rows& x, int64_t row, const Put& to) {
   Floats out[R][2];
   if (b.format == FLOAT32) tile<DotFloat32, R>(x, row, b.weights, b.depth, first, out);
   else if (b.format == BFLOAT16) tile<DotBFloat16, R>(x, row, b.weights, PAIRS ? b.depth / 2 : b.depth, first, out);
-  else if (b.format == INT8) split<R, INT8>(x, row, b.weights, groups, first, out);
-  else split<R, INT4>(x, row, b.weights, groups, first, out);
+  else if constexpr (R <= GROUP_ROWS) {
+    if (b.format == INT8) tile_in_groups<R, INT8>(x, row, b.weights, groups, first, out);
+    else tile_in_groups<R, INT4>(x, row, b.weights, groups, first, out);
+  }
   for (int r = 0; r < R; r++) {
     for (int side = 0; side < 2; side++)
       if (b.bias) out[r][side] = out[r][side] + load(b.bias + W * side);
@@ -199,7 +193,8 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
   };
   const Put to{call, const_cast<Act*>(&act)};
   const bool unpacks = w.format == INT4 && rows >= UNPACK_ROWS;
-  const int64_t tiles = (rows + ROWS - 1) / ROWS;
+  const int64_t most = w.format >= INT8 ? GROUP_ROWS : ROWS;
+  const int64_t tiles = (rows + most - 1) / most;
   for (int64_t index = blocks.first; index < blocks.last; index++) {
     const int64_t column = index * COLUMNS;
     const char* weights = unpacks ? unpacked(w.block(index), w.depth) : w.block(index);
