@@ -6,6 +6,7 @@ arXiv 2211.17192).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -15,12 +16,38 @@ COLUMNS_MOST = 63
 DRAFT_POSITIONS = 2
 """Positions that each additional draft takes up: one for itself, and about one for the masks that follow it."""
 
-FIXED_PRICE = 0.05
-"""Price of a position in tokens, for requests whose answers must not depend on the load (see `masks_behind_drafts`)."""
+LEAST_PRICE = 0.01
+"""Minimum price of a position in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionPrice:
+    """What the drafts and masks of a sequence cost in a step, in tokens.
+
+    A step waits for the weights, whatever its size, so the first positions take no time of their own.
+    """
+
+    tokens: float
+    """Price of a position: the number of tokens that the engine generates in the time of the position."""
+    free: int = 0
+    """Number of the first positions, which cost only `LEAST_PRICE`."""
+
+    def of_position(self, number: int) -> float:
+        """Return the price of the position at index `number`."""
+        return LEAST_PRICE if number < self.free else self.tokens
+
+    def of_draft(self, number: int) -> float:
+        """Return the price of the draft at index `number` and of its masks."""
+        first = DRAFT_POSITIONS * number
+        return sum(map(self.of_position, range(first, first + DRAFT_POSITIONS)))
+
+
+FIXED_PRICE = PositionPrice(0.05)
+"""Price for requests whose answers must not depend on the load."""
 
 
 def masks_behind_drafts(
-    confidences: Sequence[float], worth_K: Sequence[float], price: float, most: Sequence[int]
+    confidences: Sequence[float], worth_K: Sequence[float], price: PositionPrice, most: Sequence[int]
 ) -> tuple[int, ...]:
     """Return how many masks to place after the last token and after each draft.
 
@@ -28,15 +55,19 @@ def masks_behind_drafts(
     decoding, arXiv 2507.11851). `confidences` are the probabilities that each draft is right if all drafts before it
     are right.
 
-    If a row is used, its k-th mask gains `worth_K[k]` tokens. A position costs `price` tokens. `most` is the maximum
-    number of masks in each row. If the drafts and masks would exceed `COLUMNS_MOST`, all masks follow the last draft.
+    If a row is used, its k-th mask gains `worth_K[k]` tokens. The mask with the largest expected gain is placed first,
+    as long as it gains the `price` of one more position. `most` is the maximum number of masks in each row. If the
+    drafts and masks would exceed `COLUMNS_MOST`, all masks follow the last draft.
     """
     right = [*accumulate(confidences, mul, initial=1.0), 0.0]  # probability that at least n drafts are right
-    rows = []
-    for (at_least, more), limit in zip(pairwise(right), most, strict=True):
-        read = at_least - more
-        count = next((k for k, worth in enumerate(worth_K[:limit]) if read * worth < price), min(limit, len(worth_K)))
-        rows.append(count)
+    read = [at_least - more for at_least, more in pairwise(right)]
+    rows = [0] * len(read)
+    gains = [each * worth_K[0] if worth_K and limit else -1.0 for each, limit in zip(read, most, strict=True)]
+    """Expected gain of one more mask in each row; -1 for a full row."""
+    while (gain := max(gains)) >= price.of_position(len(confidences) + sum(rows)):
+        row = gains.index(gain)
+        rows[row] += 1
+        gains[row] = read[row] * worth_K[rows[row]] if rows[row] < min(most[row], len(worth_K)) else -1.0
     if any(rows[:-1]) and len(confidences) + sum(rows) > COLUMNS_MOST:
         return masks_behind_the_last(len(confidences), most[-1])
     return tuple(rows)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mars_ray.method.acceptance import confidence
-from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE, masks_behind_drafts
+from mars_ray.method.drafts import FIXED_PRICE, masks_behind_drafts
 from mars_ray.method.metric import Metric, least_probability, passes
 
 FinishReason = Literal["stop", "length"]
@@ -113,7 +113,7 @@ def _accept_and_draft(
             continue
         likely = least_probability(certainty, options.metric)
         all_right *= likely
-        if all_right < DRAFT_POSITIONS * FIXED_PRICE:
+        if all_right < FIXED_PRICE.of_draft(len(sequence.drafts)):
             return
         sequence.drafts.append(token)
         sequence.likely.append(likely)

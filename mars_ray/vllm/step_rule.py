@@ -18,9 +18,9 @@ that a draw, a penalty or a bias changed; at a mask such a token is a draft. A t
 The kernels in `runner/kernels` compute this, and `tests/vllm/step_reference.py` does so in plain torch.
 """
 
-from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE
+from mars_ray.method.drafts import FIXED_PRICE
 
-LEAST_LIKELY = DRAFT_POSITIONS * FIXED_PRICE
+LEAST_LIKELY = FIXED_PRICE.of_draft(0)
 """Minimum probability that a draft is right along with all drafts before it, as in the reference decoder."""
 
 

@@ -11,6 +11,7 @@ from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, StepWork
+from mars_ray.method.drafts import PositionPrice
 from tests.engine.engine_parts import sequence_of
 from tests.factories.engine import MakeEngine, request
 
@@ -20,7 +21,7 @@ SURE, UNSURE = [0.99] * (BLOCK - 1), [0.0] * (BLOCK - 1)
 
 def learned(profile: Profile, confidences: list[float], forwards: int = 2 * FOLD_FORWARDS) -> Profile:
     for _ in range(forwards):
-        profile.observe_masks(BLOCK - 1, confidences, 0.1)
+        profile.observe_masks(BLOCK - 1, confidences, PositionPrice(0.05))
     return profile
 
 

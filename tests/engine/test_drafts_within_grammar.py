@@ -18,6 +18,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.engine.stats.state import DraftCounts
+from mars_ray.method.drafts import PositionPrice
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
 from tests.factories.engine import MakeEngine, Output, request, run
@@ -94,8 +95,8 @@ def test_a_chain_is_no_longer_than_allowed(bundled: Checkpoint, grammars: Gramma
 
 def test_forced_tokens_gain_nothing_and_cut_nothing() -> None:
     draft = TextDraft([1, 2, 3, 4], [1.0, 0.5, 1.0, 0.1], [None, (1.0,), None, (1.0,)])
-    assert draft.worth(0.2) == (3, 0.5 - 0.2)
-    assert draft.first(1).worth(0.2) == (1, 0.0)
+    assert draft.worth(PositionPrice(0.2)) == (3, 0.5 - 0.2)
+    assert draft.first(1).worth(PositionPrice(0.2)) == (1, 0.0)
 
 
 def answers(outputs: dict[str, Output]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Masks behind every draft: worth their positions, and answers stay those of one token at a time."""
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.engine.stats import block_choice
 from mars_ray.engine.stats.block_choice import BlockChoice
-from mars_ray.method.drafts import masks_behind_drafts
+from mars_ray.method.drafts import PositionPrice, masks_behind_drafts
 from tests.engine.grammar_samples import regex
 from tests.factories.engine import MakeEngine, Output, request, run
 
@@ -43,7 +45,7 @@ def answer(
 
 def at_price(engine: Engine, price: float) -> Engine:
     """Positions cost so many tokens, whatever step times say."""
-    engine._blocks._price = price
+    engine._blocks._price = PositionPrice(price)
     return engine
 
 
@@ -58,7 +60,7 @@ def test_a_mask_stands_where_the_chance_that_it_is_read_is_worth_it(
 ) -> None:
     worth = sorted(worth, reverse=True)
     most = data.draw(st.lists(st.integers(0, 8), min_size=len(confidences) + 1, max_size=len(confidences) + 1))
-    rows = masks_behind_drafts(confidences, worth, price, most)
+    rows = masks_behind_drafts(confidences, worth, PositionPrice(price), most)
     for right, (count, limit) in enumerate(zip(rows, most, strict=True)):
         chance = 1 - confidences[right] if right < len(confidences) else 1.0
         for each in confidences[:right]:
@@ -69,10 +71,25 @@ def test_a_mask_stands_where_the_chance_that_it_is_read_is_worth_it(
         assert count == sum(paid) or near
 
 
+@given(SHARES, SHARES, st.floats(0.02, 1), st.integers(0, 20))
+def test_masks_fill_the_free_positions_with_what_gains_the_most(
+    confidences: list[float], worth: list[float], price: float, free: int
+) -> None:
+    worth = sorted(worth, reverse=True)
+    most = [8] * (len(confidences) + 1)
+    rows = masks_behind_drafts(confidences, worth, PositionPrice(price, free), most)
+    right = [math.prod(confidences[:count]) for count in range(len(most))]
+    read = [*(one - other for one, other in pairwise(right)), right[-1]]
+    gains = sorted((chance * each for chance in read for each in worth), reverse=True)
+    placed = sorted((chance * each for chance, count in zip(read, rows, strict=True) for each in worth[:count]))
+    paid = [gain >= PositionPrice(price, free).of_position(len(confidences) + at) for at, gain in enumerate(gains)]
+    assert placed[::-1] == pytest.approx(gains[: [*paid, False].index(False)])
+
+
 def test_sure_drafts_leave_no_masks_to_the_rows_before_them_and_unsure_ones_do() -> None:
-    assert masks_behind_drafts([0.99, 0.99], [0.5, 0.3, 0.1], 0.05, [9, 9, 9]) == (0, 0, 3)
-    assert masks_behind_drafts([0.6], [0.5, 0.3, 0.1], 0.05, [9, 9]) == (2, 3)
-    assert masks_behind_drafts([0.6], [0.5, 0.3, 0.1], 0.001, [9, 1]) == (3, 1)
+    assert masks_behind_drafts([0.99, 0.99], [0.5, 0.3, 0.1], PositionPrice(0.05), [9, 9, 9]) == (0, 0, 3)
+    assert masks_behind_drafts([0.6], [0.5, 0.3, 0.1], PositionPrice(0.05), [9, 9]) == (2, 3)
+    assert masks_behind_drafts([0.6], [0.5, 0.3, 0.1], PositionPrice(0.001), [9, 1]) == (3, 1)
 
 
 @pytest.mark.usefixtures("fixed_price")

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mars_ray.engine.stats.profile import FOLD_FORWARDS, GRID, HALF_LIFE, Profile
+from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, GRID, HALF_LIFE, Profile
+from mars_ray.method.drafts import PositionPrice
 
 BLOCK = 5
-NO_DRAFTS = 2.0
+NO_DRAFTS = PositionPrice(1.0)
 """A price that no draft pays."""
 FORWARDS = st.lists(
     st.integers(0, 7).flatmap(
@@ -93,7 +94,7 @@ def test_survival_never_grows_with_the_threshold_nor_from_mask_to_mask_of_full_l
 def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> None:
     profile = Profile(BLOCK)
     for number in range(1000):
-        profile.observe_masks(4, [1.0] * 4, 0.1)
+        profile.observe_masks(4, [1.0] * 4, PositionPrice(0.05))
         profile.observe_drafts([1.0] * 4, 4 if number % 2 else 2)
         profile.observe_rows((0, 0, 0, 0, 4), read=True, surprised=False)
         if number % 2:
@@ -104,10 +105,18 @@ def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> N
     assert profile.lookahead(1.0).positions_B[-1] == pytest.approx(1 + 4 / 1.5 + 4, rel=0.02)
 
 
+def test_tokens_count_as_drafts_if_they_are_worth_the_price_of_their_positions() -> None:
+    profile = Profile(BLOCK)
+    for _ in range(FOLD_FORWARDS):
+        profile.observe_masks(4, [0.9, 0.6, 0.6, 0.6], PositionPrice(0.5, free=2))
+    assert profile.lookahead(1.0).positions_B[-1] == pytest.approx(1 + 1 + 4, rel=0.01), "the first draft is free"
+    assert profile.lookahead(0.9).positions_B[-1] == pytest.approx(1 + 1 + 1 + 4, rel=0.01), "and the first after it"
+
+
 def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> None:
     profile = Profile(BLOCK)
     for _ in range(1000):
-        profile.observe_masks(4, [0.9] * 3, 0.1, ends=True)
+        profile.observe_masks(4, [0.9] * 3, PositionPrice(0.05), ends=True)
         profile.observe_drafts([0.9] * 3, 3, ends=True)
     assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
     assert tokens_per_forward(profile, 0.9) == pytest.approx(4)
@@ -117,7 +126,7 @@ def test_an_end_in_sight_that_turns_out_wrong_takes_no_forward_for_its_verificat
     profile = Profile(BLOCK)
     for number in range(1000):
         right = number % 2
-        profile.observe_masks(4, [1.0] * 3, 0.1, ends=True)
+        profile.observe_masks(4, [1.0] * 3, PositionPrice(0.05), ends=True)
         profile.observe_drafts([1.0] * 3, 3 if right else 1, ends=True)
         profile.observe_rows((0, 0, 0, 4), read=bool(right), surprised=not right)
     # Both ways take two forwards. Four tokens come of right drafts, three of a first draft that is right.
@@ -197,12 +206,13 @@ def test_it_does_not_matter_when_observations_are_folded(
         )
 
 
-def test_observations_are_folded_by_themselves_after_a_while() -> None:
-    profile = Profile(BLOCK)
-    for _ in range(FOLD_FORWARDS):
-        assert profile.forwards == 0
+def test_observations_are_folded_by_themselves_soon_at_first_and_then_after_a_while() -> None:
+    profile, folded = Profile(BLOCK), []
+    for _ in range(CALIBRATED_FORWARDS + FOLD_FORWARDS):
+        folded.append(profile.forwards)
         profile.observe_masks(4, [0.9] * 4, NO_DRAFTS)
-    assert profile.forwards == FOLD_FORWARDS
+    assert folded == [0] * CALIBRATED_FORWARDS + [CALIBRATED_FORWARDS] * FOLD_FORWARDS
+    assert profile.forwards == pytest.approx(CALIBRATED_FORWARDS + FOLD_FORWARDS, rel=0.01)
 
 
 def test_old_observations_fade_by_half_in_a_half_life() -> None:
@@ -230,7 +240,7 @@ def test_before_anything_is_observed_calibration_says_what_thresholds_give() -> 
 def test_what_falls_short_of_a_threshold_counts_as_drafts() -> None:
     profile = Profile(BLOCK)
     for _ in range(FOLD_FORWARDS):
-        profile.observe_masks(4, [0.95, 0.6, 0.9, 0.01], 0.1)
+        profile.observe_masks(4, [0.95, 0.6, 0.9, 0.01], PositionPrice(0.05))
         profile.observe_drafts([0.6, 0.9], 2, after=1)
     points = {point.threshold: point for point in profile.points()}
     # At 0.9 one mask is accepted, and two more give drafts, both of which were right every time.

@@ -12,6 +12,7 @@ from mars_ray.engine.stats.step_time import (
     FIRST_FIT,
     FIT_EVERY,
     STEPS_KEPT,
+    AheadTime,
     StepTime,
     StepTimeFit,
     StepWork,
@@ -35,6 +36,10 @@ USUAL = StepTime(fixed_s=5e-3, seq_s=1e-4, position_s=2e-5, kv_token_s=1e-8, pro
 
 def decode_only(fixed_s: float, position_s: float, kv_token_s: float, masks_s: float = 0.0) -> StepTime:
     return StepTime(fixed_s=fixed_s, position_s=position_s, kv_token_s=kv_token_s, masks_s=masks_s)
+
+
+def linear(model: StepTime) -> AheadTime:
+    return AheadTime(position_s=model.position_s, masks_s=model.masks_s)
 
 
 def steps_of(seed: int, count: int = 128) -> list[StepWork]:
@@ -186,59 +191,34 @@ def test_the_block_rates_is_that_of_trying_all(
     drafting = data.draw(st.integers(1, rows))
     gained = sorted((drafting * share for share in survival), reverse=True)
     model = decode_only(*parts)
-    found = block_rates(model, *together(np.array(gained), rows, drafting), num_seqs=rows, kv_tokens=kv_tokens)
+    found = block_rates(
+        model, linear(model), *together(np.array(gained), rows, drafting), num_seqs=rows, kv_tokens=kv_tokens
+    )
     rates = best_by_hand(model, gained, rows, drafting, kv_tokens)
     assert found.tolist() == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("parts", [(0, 1e-3, 0), (1e-3, 1e-3, 0), (1e-3, 0, 1e-6), (1e-3, 0, 0, 1e-3)])
 def test_masks_that_gain_nothing_are_not_fed(parts: tuple[float, ...]) -> None:
-    assert block_rates(decode_only(*parts), *together(np.zeros(7), 4, 4), num_seqs=4, kv_tokens=100).argmax() == 0
+    model = decode_only(*parts)
+    assert block_rates(model, linear(model), *together(np.zeros(7), 4, 4), num_seqs=4, kv_tokens=100).argmax() == 0
 
 
 def test_masks_that_cost_nothing_are_all_fed() -> None:
     gained = np.array([0.5, 0.25, 0.125, 1e-3])
-    assert block_rates(decode_only(1e-3, 0, 1e-6), *together(gained, 1, 1), num_seqs=1, kv_tokens=100).argmax() == 4
+    model = decode_only(1e-3, 0, 1e-6)
+    assert block_rates(model, linear(model), *together(gained, 1, 1), num_seqs=1, kv_tokens=100).argmax() == 4
 
 
 def test_a_larger_batch_never_feeds_more_masks() -> None:
     survival = (0.8 ** np.arange(1, 8)).astype(np.float64)
     model = decode_only(5e-3, 1e-4, 0)
     blocks = [
-        1 + int(block_rates(model, *together(n * survival, n, n), num_seqs=n, kv_tokens=0).argmax())
+        1 + int(block_rates(model, linear(model), *together(n * survival, n, n), num_seqs=n, kv_tokens=0).argmax())
         for n in (1, 4, 16, 64, 256)
     ]
     assert blocks == sorted(blocks, reverse=True)
     assert blocks[0] == 8 and blocks[-1] < blocks[0]
-
-
-def test_steps_that_are_slower_than_a_line_predicts_correct_the_choice() -> None:
-    """A tile of 16 rows costs as much as one row, so 12 rows without masks are dearer than their positions say."""
-    times, tile_s = StepTimeFit(), 1e-3
-    works = [
-        StepWork(rows, rows * (1 + masks), 100, masks=rows * masks)
-        for _ in range(12)
-        for rows in (12, 16, 32, 48)
-        for masks in (0, 1, 2, 4)
-    ]
-    for work in works:
-        times.observe(work, tile_s * -(-work.positions // 16))
-    model = times.model
-    assert model is not None
-    alone, with_masks = (times.bias(12, masks=masks) for masks in (False, True))
-    assert alone * model.seconds(StepWork(12, 12, 100)) == pytest.approx(tile_s, rel=0.15)
-    rates = [block_rates(model, np.array([12.0, 14.0]), np.array([12.0, 24.0]), num_seqs=12, kv_tokens=100, biases=each)
-             for each in ((1.0, 1.0), (alone, with_masks))]  # fmt: skip
-    assert rates[1][0] / rates[0][0] == pytest.approx(1 / alone)
-    assert rates[1][1] / rates[0][1] == pytest.approx(1 / with_masks)
-
-
-def test_an_error_is_1_until_enough_steps_have_shown_it() -> None:
-    times = StepTimeFit()
-    for number in range(FIRST_FIT):
-        times.observe(StepWork(4, 4 + number, 100, masks=number), 1e-3 * (4 + number))
-    assert times.bias(4, masks=False) == 1.0
-    assert times.bias(64, masks=True) == 1.0
 
 
 def convex_s(work: StepWork) -> float:
@@ -246,26 +226,50 @@ def convex_s(work: StepWork) -> float:
     return max(5e-3, 1e-3 * work.positions) + 1e-7 * work.kv_tokens
 
 
-def test_a_position_costs_what_it_added_to_steps_of_its_size() -> None:
+def observed(rows: list[int], most: int) -> StepTimeFit:
+    """Steps of these numbers of sequences with up to `most` drafts, in turn."""
     times = StepTimeFit()
-    for number in range(6 * FIT_EVERY):
-        rows = 1 if number % 2 else 8
-        work = StepWork(rows, rows + number // 2 % 4, 100 + number)
+    for number in range(8 * len(rows) * (most + 1)):
+        count = rows[number % len(rows)]
+        work = StepWork(count, count + number // len(rows) % (most + 1), 100 + number)
         times.observe(work, convex_s(work))
-    assert times.position_s(1) == pytest.approx(0.0, abs=1e-5)
-    assert times.position_s(8) == pytest.approx(1e-3, rel=0.01)
+    return times
+
+
+def test_the_first_positions_are_free_and_the_others_cost_what_they_add() -> None:
+    times = observed([1, 8], most=12)
+    alone, eight = times.ahead(1), times.ahead(8)
+    assert alone is not None and eight is not None
+    assert (alone.free, eight.free) == (4, 0)
+    assert alone.position_s == pytest.approx(1e-3, rel=0.05)
+    assert eight.position_s == pytest.approx(1e-3, rel=0.05)
+
+
+def test_a_size_with_too_few_steps_has_the_times_of_the_linear_model() -> None:
+    times = observed([1, 8], most=12)
     assert times.model is not None
-    assert times.position_s(64) == times.model.position_s  # nothing of that size was measured
+    assert times.ahead(64) == AheadTime(position_s=times.model.position_s, masks_s=times.model.masks_s)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_makes_few_positions_free_that_are_not(seed: int) -> None:
+    random, times = np.random.default_rng(seed), StepTimeFit()
+    for number in range(FIT_EVERY * 4):
+        work = StepWork(1, 1 + number % 16, 100)
+        times.observe(work, (6e-3 + 0.5e-3 * work.positions) * random.uniform(0.9, 1.1))
+    ahead = times.ahead(1)
+    assert ahead is not None
+    assert ahead.free <= 2 and ahead.position_s == pytest.approx(0.5e-3, rel=0.3)
 
 
 def test_the_time_of_a_position_is_unknown_while_each_sequence_takes_one() -> None:
     times = StepTimeFit()
     for number in range(FIRST_FIT):
         times.observe(StepWork(1 + number, 1 + number, 100), 1e-3 * (5 + number))
-    assert times.model is not None and times.position_s(4) is None
+    assert times.model is not None and times.ahead(4) is None
     for number in range(FIRST_FIT):
         times.observe(StepWork(4, 5 + number, 100), 1e-3 * (8 + number))
-    assert times.position_s(4) is not None
+    assert times.ahead(4) is not None
 
 
 @given(

@@ -13,8 +13,10 @@ from mars_ray.engine.drafting.text_drafter import (
     TextDrafter,
 )
 from mars_ray.engine.drafting.text_index import TextIndex
+from mars_ray.method.drafts import PositionPrice
 
 WORDS = list(range(100, 160))
+DEAR = PositionPrice(0.2)
 
 
 def drafted(drafter: TextDrafter, prompt: list[int], answer: list[int], key: Hashable = None) -> TextDraft:
@@ -70,7 +72,7 @@ def test_what_sequences_add_later_is_indexed_once() -> None:
     assert list(text.answer.tokens) == [*prompt[-32:], *WORDS[:29]]
 
 
-def mislead(drafter: TextDrafter, price: float) -> int:
+def mislead(drafter: TextDrafter, price: PositionPrice) -> int:
     """Verify wrong drafts until none is worth its price, and return their number."""
     for number in range(10_000):
         draft = drafted(drafter, WORDS, WORDS[10:13])
@@ -81,7 +83,7 @@ def mislead(drafter: TextDrafter, price: float) -> int:
     raise AssertionError("wrong drafts go on")
 
 
-def refusals(drafter: TextDrafter, price: float) -> int:
+def refusals(drafter: TextDrafter, price: PositionPrice) -> int:
     """Refuse drafts until one is worth its price again, and return their number."""
     for number in range(LONGEST_REST + 1):
         draft = drafted(drafter, WORDS, WORDS[10:13]) if number % 512 in (0, 1) else None
@@ -95,19 +97,19 @@ def test_drafts_that_are_never_right_end_by_their_price_and_are_tried_again_ever
     drafter = TextDrafter()
     rests = []
     for _ in range(3):
-        assert mislead(drafter, 0.2) < TRIAL_DRAFTS
-        rests.append(refusals(drafter, 0.2))
+        assert mislead(drafter, DEAR) < TRIAL_DRAFTS
+        rests.append(refusals(drafter, DEAR))
     assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
 
 
 def test_drafts_that_are_right_again_pass_the_trial() -> None:
     drafter = TextDrafter()
     for _ in range(2):
-        mislead(drafter, 0.2)
-        refusals(drafter, 0.2)
+        mislead(drafter, DEAR)
+        refusals(drafter, DEAR)
     for _ in range(2 * TRIAL_DRAFTS):
         draft = drafted(drafter, WORDS, WORDS[10:13])
-        assert draft and draft.worth(0.2)[0]
+        assert draft and draft.worth(DEAR)[0]
         drafter.verified(draft.first(1), 1, 1)
-    mislead(drafter, 0.2)
-    assert refusals(drafter, 0.2) == FIRST_REST
+    mislead(drafter, DEAR)
+    assert refusals(drafter, DEAR) == FIRST_REST

@@ -12,11 +12,15 @@ from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.sampling.verify import Proposal, Proposals, Verification, verify
 from mars_ray.engine.scheduling.sequence import Drafts
 from mars_ray.method.acceptance import accepted_lengths
+from mars_ray.method.drafts import PositionPrice
 from mars_ray.method.metric import Metric, accepts_nothing
 
 TOKENS = st.integers(0, 5)
 PROPOSALS = st.lists(st.builds(Proposal, TOKENS, st.floats(0, 1), st.integers(0, 9).map(bool)), min_size=1, max_size=9)
 THRESHOLDS = st.floats(0.001, 0.999)
+PRICES = st.builds(PositionPrice, st.floats(0.01, 0.5), st.integers(0, 9))
+DEAR = PositionPrice(1.0)
+"""A price that no draft pays."""
 NO_STOP: frozenset[int] = frozenset()
 
 
@@ -37,7 +41,7 @@ def verified_by_hand(
     proposals: list[Proposal],
     drafts: list[int],
     needs: Acceptance,
-    draft_price: float,
+    price: PositionPrice,
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> tuple[Verification, int]:
@@ -68,7 +72,7 @@ def verified_by_hand(
             ]
             if seen == 1 and needs == LOSSLESS:
                 result.prediction = mask.token, likely[0]
-            if math.prod(likely[first:seen]) < draft_price:
+            if math.prod(likely[first:seen]) < price.of_draft(seen - 1 - first):
                 break
             result.drafts.tokens.append(mask.token)
             result.drafts.probabilities.append(likely[seen - 1])
@@ -80,21 +84,21 @@ def verified_by_hand(
 ACCEPTANCES = st.one_of(st.just(LOSSLESS), st.builds(Acceptance, THRESHOLDS, st.sampled_from(Metric)))
 
 
-@given(PROPOSALS, st.data(), ACCEPTANCES, THRESHOLDS, st.frozensets(TOKENS, max_size=2), st.integers(1, 10))
+@given(PROPOSALS, st.data(), ACCEPTANCES, PRICES, st.frozensets(TOKENS, max_size=2), st.integers(1, 10))
 @settings(max_examples=300)
 def test_the_outcome_is_that_of_the_slow_rules_and_looks_no_further_than_they_do(
     proposals: list[Proposal],
     data: st.DataObject,
     needs: Acceptance,
-    draft_price: float,
+    price: PositionPrice,
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> None:
     count = data.draw(st.integers(0, len(proposals) - 1))
     drafts = [data.draw(st.sampled_from([each.token, 0])) for each in proposals[:count]]
     log: list[Proposal] = []
-    done = verify(behind_the_last(asked(proposals, log), drafts), drafts, needs, draft_price, stop_ids, max_tokens)
-    assert (done, len(log)) == verified_by_hand(proposals, drafts, needs, draft_price, stop_ids, max_tokens)
+    done = verify(behind_the_last(asked(proposals, log), drafts), drafts, needs, price, stop_ids, max_tokens)
+    assert (done, len(log)) == verified_by_hand(proposals, drafts, needs, price, stop_ids, max_tokens)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9), THRESHOLDS, st.sampled_from(Metric))
@@ -103,7 +107,7 @@ def test_without_drafts_and_ends_the_tokens_are_as_many_as_the_accepted_length(
 ) -> None:
     assert not accepts_nothing(threshold, metric)
     proposals = [Proposal(number, value, True) for number, value in enumerate(confidences)]
-    done = verify(behind_the_last(proposals, []), [], Acceptance(threshold, metric), 2, NO_STOP, max_tokens=99)
+    done = verify(behind_the_last(proposals, []), [], Acceptance(threshold, metric), DEAR, NO_STOP, max_tokens=99)
     (accepted,) = accepted_lengths(
         torch.tensor([confidences], dtype=torch.float64), torch.tensor([threshold], dtype=torch.float64), metric
     ).tolist()
@@ -124,41 +128,40 @@ def certain(*tokens: int) -> list[Proposal]:
 
 
 def test_one_proposal_is_one_token_however_unsure() -> None:
-    assert verify(behind_the_last([Proposal(7, 0.0, False)], []), [], SURE, 2, NO_STOP, max_tokens=9) == Verification(
-        [7]
-    )
+    done = verify(behind_the_last([Proposal(7, 0.0, False)], []), [], SURE, DEAR, NO_STOP, max_tokens=9)
+    assert done == Verification([7])
 
 
 def test_a_stop_token_at_a_mask_is_taken_and_nothing_behind_it() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 2, frozenset({3}), max_tokens=9)
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, DEAR, frozenset({3}), max_tokens=9)
     assert done.verified + done.accepted == [1, 2, 3]
 
 
 def test_no_more_tokens_are_taken_than_asked_for() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, 2, NO_STOP, max_tokens=2)
+    done = verify(behind_the_last(certain(1, 2, 3, 4), []), [], SURE, DEAR, NO_STOP, max_tokens=2)
     assert done.verified + done.accepted == [1, 2]
 
 
 def test_a_token_that_is_not_the_models_first_choice_is_taken_and_is_the_last() -> None:
     proposals = [Proposal(1, 1.0, True), Proposal(2, 1.0, False), Proposal(3, 1.0, True)]
-    done = verify(behind_the_last(proposals, []), [], SURE, 2, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(proposals, []), [], SURE, DEAR, NO_STOP, max_tokens=9)
     assert done.verified + done.accepted == [1, 2]
 
 
 def test_the_first_wrong_draft_is_replaced_and_what_stood_behind_it_is_dropped() -> None:
-    done = verify(behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], SURE, 2, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], SURE, DEAR, NO_STOP, max_tokens=9)
     assert done == Verification([1, 2], num_accepted_drafts=1)
 
 
 def test_when_all_drafts_are_right_the_step_goes_on_at_the_masks() -> None:
     proposals = [*certain(1, 2, 3), Proposal(4, 0.95, True), Proposal(5, 0.97, True), Proposal(6, 0.5, True)]
-    done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, 2, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, DEAR, NO_STOP, max_tokens=9)
     assert done == Verification([1, 2, 3], accepted=[4, 5], accepted_confidences=[0.95, 0.97], num_accepted_drafts=2)
 
 
 def test_behind_a_wrong_draft_the_step_goes_on_at_the_masks_behind_the_right_ones() -> None:
     proposals = Proposals(iter(certain(1, 2, 3)), lambda right: certain(10 * right, 10 * right + 1))
-    done = verify(proposals, [1, 9], SURE, 2, NO_STOP, max_tokens=9)
+    done = verify(proposals, [1, 9], SURE, DEAR, NO_STOP, max_tokens=9)
     assert done == Verification([1, 2], accepted=[10, 11], accepted_confidences=[1.0, 1.0], num_accepted_drafts=1)
 
 
@@ -166,12 +169,12 @@ def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_
     proposals = [*certain(1), Proposal(2, 0.6, True), Proposal(3, 0.6, True), Proposal(4, 0.9, True)]
     drafted = [
         verify(behind_the_last(proposals, []), [], LOSSLESS, price, NO_STOP, max_tokens=9).drafts.tokens
-        for price in (0.1, 0.33, 0.5, 0.61)
+        for price in (*map(PositionPrice, (0.05, 0.165, 0.25, 0.305)), PositionPrice(0.305, free=2))
     ]
-    assert drafted == [[2, 3, 4], [2, 3], [2], []]
+    assert drafted == [[2, 3, 4], [2, 3], [2], [], [2]]
 
 
 def test_from_the_first_token_that_falls_short_on_all_are_drafts_however_sure() -> None:
     proposals = [*certain(1), Proposal(2, 0.95, True), Proposal(3, 0.8, True), Proposal(4, 0.99, True)]
-    done = verify(behind_the_last(proposals, []), [], SURE, 0.1, NO_STOP, max_tokens=9)
+    done = verify(behind_the_last(proposals, []), [], SURE, PositionPrice(0.05), NO_STOP, max_tokens=9)
     assert done == Verification([1], accepted=[2], accepted_confidences=[0.95], drafts=Drafts([3, 4], [0.8, 0.99]))

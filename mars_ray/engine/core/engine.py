@@ -37,6 +37,7 @@ from mars_ray.engine.stats.engine_stats import EngineStats, predicted_s
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import ConfigError, GrammarError, MarsRayError, RequestError, StepError
+from mars_ray.method.drafts import PositionPrice
 from mars_ray.model.checkpoint import Checkpoint
 
 AUDIT_EVERY = 16
@@ -275,7 +276,7 @@ class Engine:
         picks: Picks,
         proposals: Proposals,
         output: ForwardOutput,
-        text_price: float,
+        text_price: PositionPrice,
     ) -> Chunk:
         sequence = scheduled.sequence
         scored, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs or ()), None

@@ -20,6 +20,7 @@ from mars_ray.engine.drafting.estimate import AcceptanceEstimate
 from mars_ray.engine.drafting.recent_answers import RecentAnswers
 from mars_ray.engine.drafting.text_index import LONGEST, TextIndex, TextMatch
 from mars_ray.engine.grammar.matcher import Matcher
+from mars_ray.method.drafts import PositionPrice
 
 DRAFTS_MOST = 32
 """Maximum number of drafts from text in a step."""
@@ -64,8 +65,8 @@ class TextDraft:
     features: list[tuple[float, ...] | None]
     """Input of the estimate for each token; None for a token that a grammar forces."""
 
-    def worth(self, price: float) -> tuple[int, float]:
-        """Return how many tokens to draft if a position costs `price` tokens, and what they gain beyond their cost.
+    def worth(self, price: PositionPrice) -> tuple[int, float]:
+        """Return how many tokens to draft at a price of positions, and what they gain beyond their cost.
 
         Forced tokens gain and cost nothing, because they are taken anyway once the tokens before them are.
         """
@@ -74,9 +75,9 @@ class TextDraft:
         for count, (confidence, features) in enumerate(zip(self.confidences, self.features, strict=True)):
             if features is not None:
                 right *= confidence
-                if right < price:
+                if right < price.of_position(count):
                     return count, gain
-                gain += right - price
+                gain += right - price.of_position(count)
         return len(self.tokens), gain
 
     def add(self, more: "TextDraft") -> None:

@@ -16,6 +16,7 @@ from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.stats.profile import Profile
+from mars_ray.method.drafts import PositionPrice
 from mars_ray.method.metric import Metric, least_probability
 
 
@@ -117,12 +118,12 @@ def record(
     verification: Verification,
     output: ForwardOutput,
     acceptance: Acceptance | None,
-    draft_price: float,
+    price: PositionPrice,
     audits: tuple[Audit, ...],
 ) -> None:
     """Record the confidences at the masks that were read, and which drafts and accepted tokens were right.
 
-    `draft_price` is the price that `verify` used. Call this before `advance`.
+    `price` is the one that `verify` used. Call this before `advance`.
     """
     sequence = scheduled.sequence
     if sequence.request.decode.mode is not Mode.AR and scheduled.is_decode:
@@ -132,7 +133,7 @@ def record(
     if acceptance is None or acceptance.metric is not Metric.PROBABILITY:
         return
     if scheduled.num_masks:
-        _record_masks(profile, scheduled, picks, verification, output, draft_price)
+        _record_masks(profile, scheduled, picks, verification, output, price)
     if (confidences := sequence.drafts.probabilities) and not sequence.drafts.text and sequence.matcher is None:
         right = verification.num_accepted_drafts
         ends = sequence.drafts.tokens[-1] in sequence.stop_ids  # a stop token is the last draft
@@ -169,7 +170,7 @@ def _record_masks(
     picks: Picks,
     verification: Verification,
     output: ForwardOutput,
-    draft_price: float,
+    price: PositionPrice,
 ) -> None:
     """Record in the profile the confidences at masks, up to a stop token that would end the sequence."""
     row = picks.masks[verification.num_accepted_drafts]
@@ -183,7 +184,7 @@ def _record_masks(
     tokens = [output.tokens[picks.verifying[verification.num_accepted_drafts]], *output.tokens[row.start : row.stop]]
     # The first token is autoregressive, so the index of a stop token is the number of masks up to it.
     stop = next((index for index, token in enumerate(tokens) if token in scheduled.sequence.stop_ids), None)
-    profile.observe_masks(len(row), confidences[:stop], draft_price, ends=stop is not None)
+    profile.observe_masks(len(row), confidences[:stop], price, ends=stop is not None)
 
 
 def audits_of(sequence: Sequence, picks: Picks, output: ForwardOutput) -> tuple[Audit, ...]:

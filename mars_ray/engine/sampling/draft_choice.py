@@ -14,7 +14,7 @@ from mars_ray.engine.drafting.text_index import TextIndex
 from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.stats.state import DraftCounts
-from mars_ray.method.drafts import DRAFT_POSITIONS
+from mars_ray.method.drafts import PositionPrice
 
 DRAFTS_PER_STEP = 128
 """Maximum number of drafts from text in a step. Each needs the logits of one position: 0.6 MB with a vocabulary of
@@ -32,14 +32,14 @@ class DraftChoice:
         self._drafted: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
 
-    def choose(self, sequence: Sequence, price: float, running: int) -> None:
+    def choose(self, sequence: Sequence, price: PositionPrice, running: int) -> None:
         """Replace the drafts of a sequence, which has just gained tokens, if its text suggests better ones.
 
-        `price` is the cost of a position in tokens, and `running` is the number of sequences that share a step.
+        `running` is the number of sequences that share a step.
         """
         left = min(sequence.max_tokens - sequence.num_output_tokens, self._max_model_len - len(sequence.tokens)) - 1
         most = min(DRAFTS_MOST, DRAFTS_PER_STEP // running, left)
-        if most <= 0 or price >= 1:
+        if most <= 0 or price.of_position(0) >= 1:
             return
         text = self._draft_from_text(sequence, most)
         count, gain = text.worth(price)
@@ -98,15 +98,15 @@ def _owner(request: Request) -> Hashable:
     return request.tenant, request.service_class, request.decode.adapter
 
 
-def _gain(sequence: Sequence, price: float) -> float:
+def _gain(sequence: Sequence, price: PositionPrice) -> float:
     """Return the tokens that drafts from masks are expected to gain beyond the cost of their positions.
 
     What a grammar forces gains and costs nothing (see `TextDraft.worth`).
     """
     right = 1.0
     gain = 0.0
-    for probability in sequence.drafts.probabilities:
+    for number, probability in enumerate(sequence.drafts.probabilities):
         right *= probability
         if probability < 1 or sequence.matcher is None:
-            gain += right - DRAFT_POSITIONS * price
+            gain += right - price.of_draft(number)
     return gain

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.scheduling.sequence import Drafts
+from mars_ray.method.drafts import PositionPrice
 from mars_ray.method.metric import least_probability
 
 
@@ -63,15 +64,14 @@ def verify(
     proposals: Proposals,
     draft_tokens: Sequence[int],
     acceptance: Acceptance,
-    draft_price: float,
+    price: PositionPrice,
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> Verification:
     """Verify `draft_tokens`, take the autoregressive token, accept tokens at masks, and draft the rest.
 
     Tokens at masks are accepted until a confidence falls short of the threshold. Further tokens are drafted while the
-    probability that all drafts are right is at least `draft_price`, the number of tokens that a draft must gain to pay
-    for its positions.
+    probability that all drafts are right is at least the `price` of one more draft.
 
     At most `max_tokens` tokens are taken, and none after a stop token or the end of a grammar.
     """
@@ -104,7 +104,7 @@ def verify(
             if acceptance == LOSSLESS and not result.drafts.tokens:
                 result.prediction = token, probability
             all_right *= probability
-            if all_right < draft_price:
+            if all_right < price.of_draft(len(result.drafts.tokens)):
                 break
             result.drafts.tokens.append(token)
             result.drafts.probabilities.append(probability)

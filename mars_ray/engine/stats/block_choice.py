@@ -10,8 +10,9 @@ sequence gets all masks (a probe), or a whole step runs with a rival block: no m
 otherwise the best block with masks. Rivals need whole steps because masks also cost time outside the forward. The cost
 of probes and of rivals is limited by `PROBE_SHARE`.
 
-The price of a position is the number of tokens that the engine generates in the time that the position takes. A token
-is drafted, and a mask is placed, only if its expected gain is at least its price.
+The price of a position is the number of tokens that the engine generates in the time that the position takes. The first
+positions of a step are nearly free, and sequences share them. A token is drafted, and a mask is placed, only if its
+expected gain is at least its price.
 
 Requests that fix a block keep it. Requests that accept tokens without verification have answers that depend on the
 block. If such a request fixes a seed or a block, its answer must be reproducible, so it gets a fixed price and, unless
@@ -26,9 +27,15 @@ import numpy as np
 from mars_ray.engine.request import LOSSLESS, Acceptance
 from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, Floats, Profile
-from mars_ray.engine.stats.step_time import CLOCK_S, StepTime, StepTimeFit, StepWork, block_rates
-from mars_ray.method.drafts import DRAFT_POSITIONS, FIXED_PRICE, masks_behind_drafts, masks_behind_the_last
+from mars_ray.engine.stats.profile import Floats, Profile
+from mars_ray.engine.stats.step_time import CLOCK_S, AheadTime, StepTime, StepTimeFit, block_rates
+from mars_ray.method.drafts import (
+    FIXED_PRICE,
+    LEAST_PRICE,
+    PositionPrice,
+    masks_behind_drafts,
+    masks_behind_the_last,
+)
 from mars_ray.method.metric import Metric
 
 CHOOSE_EVERY = 16
@@ -40,9 +47,6 @@ PROBE_SHARE = 0.005
 LEAST_GAIN = 0.05
 """Minimum gain of masks over no masks, as a share of the tokens per second. Predictions are a few percent off, and
 without masks a step is never slower than in autoregressive decoding."""
-
-LEAST_PRICE = 0.01
-"""Minimum price of a position in tokens."""
 
 KEEP_USUAL = 1 / 64
 """Weight of a step in the means of what steps gain and cost."""
@@ -58,7 +62,7 @@ class BlockChoice:
         self._step_time = step_time
         self._chosen = profile.block
         self._price = FIXED_PRICE
-        """Price of a position: tokens that the engine generates in the time of one position."""
+        """Price of the positions of a sequence."""
         self._worth_of: dict[float, list[float]] = {}
         """Expected gain in tokens from each mask of a row, keyed by threshold."""
         self._probe: Sequence | None = None
@@ -86,18 +90,18 @@ class BlockChoice:
         self._usual_tokens += KEEP_USUAL * (tokens / sequences - self._usual_tokens)
         self._usual_positions += KEEP_USUAL * (positions / sequences - self._usual_positions)
 
-    def text_price(self, num_seqs: int, kv_tokens: int) -> float:
-        """Return the price of a position of a draft from text, from what steps gain and cost at present."""
-        model, position_s = self._step_time.model, self._step_time.position_s(num_seqs)
-        if model is None or position_s is None:
+    def text_price(self, num_seqs: int, kv_tokens: int) -> PositionPrice:
+        """Return the price of the positions of a draft from text, from what steps gain and cost at present."""
+        model, ahead = self._step_time.model, self._step_time.ahead(num_seqs)
+        if model is None or ahead is None:
             return FIXED_PRICE
-        work = StepWork(num_seqs, round(num_seqs * self._usual_positions), kv_tokens)
-        rate = num_seqs * self._usual_tokens / max(CLOCK_S, model.seconds(work))
-        return max(LEAST_PRICE, position_s * rate)
+        more = num_seqs * (self._usual_positions - 1)
+        usual_s = ahead.seconds(model, num_seqs, kv_tokens, more, masks=self._chosen > 1)
+        return _price(ahead, num_seqs, num_seqs * self._usual_tokens / max(CLOCK_S, usual_s))
 
-    def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> float:
-        """Return the probability of being right, along with all drafts before it, at which a draft is worthwhile."""
-        return DRAFT_POSITIONS * (FIXED_PRICE if reproducible(sequence, acceptance) else self._price)
+    def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> PositionPrice:
+        """Return the price of the positions of drafts from masks."""
+        return FIXED_PRICE if reproducible(sequence, acceptance) else self._price
 
     def next_step(
         self, running: list[Sequence], acceptance_of: AcceptanceOf, thresholds: tuple[float, ...], kv_tokens: int
@@ -147,15 +151,18 @@ class BlockChoice:
         most = [max(0, min(block, left - right) - 1) for right in range(len(drafts.tokens) + 1)]
         if drafts.tokens and drafts.tokens[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
-        if not probes:
+        # One row of masks shows as much about the network as one after each draft, for a fraction of the positions.
+        if not probes and not (self._profile.unknown and _adapts(sequence, acceptance)):
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
             rows = masks_behind_drafts(drafts.probabilities, worth_K, price, most)
             if len(sequence.tokens) + len(drafts.tokens) + sum(rows) <= max_columns:
                 return rows
         return masks_behind_the_last(len(drafts.tokens), most[-1])
 
-    def _worth_and_price(self, sequence: Sequence, acceptance: Acceptance, block: int) -> tuple[list[float], float]:
-        """Return the expected gain from each mask of a row, and the price of a position, both in tokens."""
+    def _worth_and_price(
+        self, sequence: Sequence, acceptance: Acceptance, block: int
+    ) -> tuple[list[float], PositionPrice]:
+        """Return the expected gain from each mask of a row in tokens, and the price of positions."""
         certain_K = [1.0] * (block - 1)
         if reproducible(sequence, acceptance):
             return certain_K, FIXED_PRICE
@@ -166,7 +173,7 @@ class BlockChoice:
         return (worth_K if len(worth_K) >= len(certain_K) else certain_K), self._price
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
-        if self._profile.forwards < CALIBRATED_FORWARDS:
+        if self._profile.unknown:
             self._chosen = self._full  # acceptance has not been observed yet
             return
         acceptances = [(sequence, acceptance_of(sequence)) for sequence in running]
@@ -181,28 +188,28 @@ class BlockChoice:
             tokens_B += count * lookahead.tokens_B
             positions_B += count * lookahead.positions_B
         num_seqs = len(running)
-        biases = (self._step_time.bias(num_seqs, masks=False), self._step_time.bias(num_seqs, masks=True))
-        rates_B = block_rates(model, tokens_B, positions_B, num_seqs=num_seqs, kv_tokens=kv_tokens, biases=biases)
+        ahead = self._step_time.ahead(num_seqs) or AheadTime(position_s=model.position_s, masks_s=model.masks_s)
+        rates_B = block_rates(model, ahead, tokens_B, positions_B, num_seqs=num_seqs, kv_tokens=kv_tokens)
         self._chosen = 1 + int(rates_B.argmax()) if rates_B.max() > (1 + LEAST_GAIN) * rates_B[0] else 1
-        self._price = max(LEAST_PRICE, model.position_s * float(rates_B.max()))
+        self._price = _price(ahead, num_seqs, float(rates_B.max()))
         self._worth_of = {threshold: self._profile.worth_of_masks(threshold, self._price) for threshold in by_threshold}
-        self._set_trials(model, num_seqs, rates_B, positions_B, kv_tokens)
+        self._set_trials(ahead, rates_B, tokens_B)
 
-    def _set_trials(self, model: StepTime, num_seqs: int, rates_B: Floats, positions_B: Floats, kv_tokens: int) -> None:
+    def _set_trials(self, ahead: AheadTime, rates_B: Floats, tokens_B: Floats) -> None:
         """Choose the rival, and the numbers of steps between two rivals and between two probes."""
         self._rival = 1 if self._chosen > 1 or self._full == 1 else 2 + int(rates_B[1:].argmax())
-        usual_s, rival_s = (
-            max(
-                CLOCK_S,
-                model.seconds(StepWork(num_seqs, round(float(positions_B[block - 1])), kv_tokens, masks=block - 1)),
-            )
-            for block in (self._chosen, self._rival)
-        )
+        seconds_B = tokens_B / rates_B
+        usual_s, rival_s = (float(seconds_B[block - 1]) for block in (self._chosen, self._rival))
         lost = 1 - float(rates_B[self._rival - 1] / rates_B[self._chosen - 1])
         longer = rival_s / usual_s
         self._rival_every = max(PROBE_EVERY, math.ceil(longer * max(PROBE_EVERY, lost / PROBE_SHARE)))
-        probe_s = model.position_s * (self._full - self._chosen) + model.masks_s * (self._chosen == 1)
+        probe_s = ahead.position_s * (self._full - self._chosen) + ahead.masks_s * (self._chosen == 1)
         self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))
+
+
+def _price(ahead: AheadTime, num_seqs: int, rate: float) -> PositionPrice:
+    """Return the price of the positions of each of `num_seqs` sequences that generate `rate` tokens/s together."""
+    return PositionPrice(max(LEAST_PRICE, ahead.position_s * rate), ahead.free // max(1, num_seqs))
 
 
 def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:

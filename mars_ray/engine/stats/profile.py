@@ -19,6 +19,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mars_ray.method.drafts import DRAFT_POSITIONS, PositionPrice
+
 Floats = NDArray[np.float64]
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
@@ -122,7 +124,7 @@ class Profile:
         """Start from `calibration` as a prior: the tokens per forward and the agreement at each threshold."""
         masks = block - 1
         self._masks = masks
-        self._looks: list[tuple[int, list[float], float, bool]] = []
+        self._looks: list[tuple[int, list[float], PositionPrice, bool]] = []
         self._audits: list[tuple[float, list[float], list[bool]]] = []
         self._verified: list[tuple[int, list[float], int, bool]] = []
         self._looked_K: Floats = np.zeros(masks)
@@ -200,15 +202,20 @@ class Profile:
         """Decayed number of observed forwards."""
         return float(self._looked_K.max(initial=0))
 
-    def observe_masks(self, looked: int, confidences: list[float], draft_price: float, *, ends: bool = False) -> None:
+    @property
+    def unknown(self) -> bool:
+        """Whether too few forwards have been observed, and there is no calibration."""
+        return self.forwards < CALIBRATED_FORWARDS
+
+    def observe_masks(self, looked: int, confidences: list[float], price: PositionPrice, *, ends: bool = False) -> None:
         """Record a forward of one sequence that read `looked` masks, with the confidences at the first of them.
 
-        Tokens are drafted down to `draft_price` (see `sampling/verify`). `ends` means that a stop token ends the
-        sequence. In that case `confidences` ends with the stop token, and is empty if the stop token is the
+        Tokens are drafted while they are worth their `price` (see `sampling/verify`). `ends` means that a stop token
+        ends the sequence. In that case `confidences` ends with the stop token, and is empty if the stop token is the
         autoregressive token.
         """
-        self._looks.append((looked, confidences, draft_price, ends))
-        if len(self._looks) >= FOLD_FORWARDS:
+        self._looks.append((looked, confidences, price, ends))
+        if len(self._looks) >= (CALIBRATED_FORWARDS if self.unknown else FOLD_FORWARDS):
             self._fold()
 
     def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0, ends: bool = False) -> None:
@@ -248,14 +255,12 @@ class Profile:
         """Return the gain and the cost of each block at a threshold, interpolated linearly over the grid."""
         return interpolate(GRID, self._at, threshold)
 
-    def worth_of_masks(self, threshold: float, price: float) -> list[float]:
-        """Return the expected gain in tokens from each mask, less the cost of the positions that verify drafts.
-
-        A position costs `price` tokens.
-        """
+    def worth_of_masks(self, threshold: float, price: PositionPrice) -> list[float]:
+        """Return the expected gain in tokens from each mask, less the cost of the positions that verify drafts."""
         number = max(0, bisect_right(GRID, -threshold, key=neg) - 1)
         accepted_K, drafted_K, right_K = self._shares(number)
-        worth_K: list[float] = (accepted_K + right_K - price * drafted_K).tolist()
+        price_K = [price.of_position(DRAFT_POSITIONS * number) for number in range(self._masks)]
+        worth_K: list[float] = (accepted_K + right_K - price_K * drafted_K).tolist()
         return worth_K
 
     def points(self) -> tuple[ProfilePoint, ...]:
@@ -313,14 +318,16 @@ class Profile:
         # Masks that were not fed, or that follow a stop token, count as below every threshold.
         sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, *_ in looks])
         looked_FK = masks_K < np.array([[looked] for looked, *_ in looks])
-        price_F1 = np.array([[price] for _, _, price, _ in looks])
+        price_FK = np.array([[price.of_draft(number) for number in range(self._masks)] for _, _, price, _ in looks])
         last_FK = masks_K == np.array([[len(sure) - 1 if ends else self._masks] for _, sure, _, ends in looks])
         grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # no confidence reaches 2, so threshold 1 accepts nothing
         accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11
         right_GFK = np.where(accepted_GFK, 1.0, sure_FK.clip(0)).cumprod(axis=2)
         # Drafting stops at the first draft whose probability of being right is below the price. A draft that is a stop
         # token counts as the autoregressive token of the last forward.
-        reaches_GFK = ~accepted_GFK & (right_GFK >= price_F1) & (sure_FK >= 0)
+        number_GFK = (masks_K - accepted_GFK.sum(axis=2, keepdims=True)).clip(0)
+        price_GFK = np.take_along_axis(price_FK[None], number_GFK, axis=2)
+        reaches_GFK = ~accepted_GFK & (right_GFK >= price_GFK) & (sure_FK >= 0)
         drafted_GFK = reaches_GFK & ~last_FK
         all_right_GFK = right_GFK * (reaches_GFK & ~np.pad(reaches_GFK[..., 1:], ((0, 0), (0, 0), (0, 1))))
         for counts, observed in (

@@ -3,9 +3,9 @@
 The latest measurements of each kind of step are kept, so that after an hour of steps with a block of 8 the model can
 still predict the time of a step with a block of 1.
 
-Times are not quite linear: a tile of rows costs as much for one row as for all, and positions are free while a step
-waits for weights. So the choice between masks and none corrects predictions by the median error of recent steps of that
-size with masks, and of those without, and the time of a position is that of recent steps of that size.
+Times are not quite linear, because a step waits for the weights, and meanwhile its first positions take no time of
+their own. So a second model tells what drafts and masks add to recent steps of one size: nothing up to a number of
+positions, and then the same for each.
 """
 
 from collections import defaultdict, deque
@@ -28,8 +28,12 @@ FIRST_FIT, FIRST_STEPS = 16, 256
 """Fit the model every 16 steps during the first 256 steps."""
 PAUSE = 20
 """A step that takes more than this many times the usual time counts as a pause of the machine and is left out."""
-STEPS_OF_BIAS = 6
-"""Minimum number of recent steps from which an error is estimated."""
+STEPS_OF_SIZE = 6
+"""Minimum number of recent steps of one size, with drafts or masks and without, from which their cost is estimated."""
+FREE = (*range(9), *range(10, 17, 2), *range(20, 33, 4), *range(48, 129, 16))
+"""Numbers of positions that are tried as those that take no time."""
+AS_GOOD = 1.02
+"""Factor by which the error of a fit may exceed the smallest one, if fewer positions are free in it."""
 LONGER = 2
 """Factor by which a step may exceed the bound of its time, because attention takes longer as contexts grow."""
 CLOCK_S = 1e-7
@@ -89,6 +93,24 @@ class StepTime:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadTime:
+    """What drafts and masks add to the time of a step."""
+
+    plain: float = 1.0
+    """Time of steps without drafts and masks, as a multiple of what the linear model predicts."""
+    position_s: float
+    free: int = 0
+    """Number of drafts and masks in a step that take no time."""
+    masks_s: float = 0.0
+    """Seconds added once if the step has masks."""
+
+    def seconds(self, model: StepTime, num_seqs: int, kv_tokens: int, ahead: float, *, masks: bool) -> float:
+        """Return the time of a step with `ahead` drafts and masks."""
+        plain_s = self.plain * model.seconds(StepWork(num_seqs, num_seqs, kv_tokens))
+        return plain_s + self.position_s * max(0.0, ahead - self.free) + self.masks_s * masks
+
+
 class StepTimeFit:
     """Fits a `StepTime` to the steps it observes."""
 
@@ -97,22 +119,24 @@ class StepTimeFit:
             lambda: deque(maxlen=STEPS_PER_KIND)
         )
         self._steps = 0
-        self._biases: dict[tuple[int, bool], float] = {}
-        self._position_times: dict[int, float] = {}
+        self._fitted: list[tuple[StepWork, float]] = []
+        """The steps of the latest fit, with their times."""
+        self._ahead: dict[int, AheadTime] = {}
+        """What drafts and masks add to the fitted steps, by the size of the batch."""
         self._looked_ahead = False
         """Whether the fitted steps tell the time of a position from that of a sequence."""
         self.model: StepTime | None = None
         """Latest fit; None before the first fit."""
 
-    def bias(self, num_seqs: int, *, masks: bool) -> float:
-        """Return the median of measured over predicted times of decoding steps of a similar size, or 1 if unknown."""
-        return self._biases.get((num_seqs.bit_length(), masks), 1.0)
-
-    def position_s(self, num_seqs: int) -> float | None:
-        """Return the seconds that one more draft or mask adds to a step of `num_seqs` sequences; None if unknown."""
+    def ahead(self, num_seqs: int) -> AheadTime | None:
+        """Return what drafts and masks add to a step of `num_seqs` sequences; None if no step has shown it yet."""
         if self.model is None or not self._looked_ahead:
             return None
-        return self._position_times.get(num_seqs.bit_length(), self.model.position_s)
+        size = num_seqs.bit_length()
+        if size not in self._ahead:
+            steps = [step for step in self._fitted if step[0].num_seqs.bit_length() == size]
+            self._ahead[size] = fit_ahead(self.model, [step for step in steps if not step[0].prompt_tokens])
+        return self._ahead[size]
 
     def longest_s(self, positions: int) -> float | None:
         """Return a bound for the seconds of a step with up to `positions` positions; None before the first step.
@@ -139,10 +163,9 @@ class StepTimeFit:
                 model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
                 if model.fixed_s + model.seq_s + model.position_s > 0:  # 0 if all steps so far have only read prompts
                     self.model = model
-                    steps = [(work, seconds) for _, work, seconds in kept]
-                    self._biases = _biases(model, steps)
-                    self._position_times = _position_times(model, steps)
-                    self._looked_ahead = any(work.ahead for work, _ in steps)
+                    self._fitted = [(work, seconds) for _, work, seconds in kept]
+                    self._ahead = {}
+                    self._looked_ahead = any(work.ahead for work, _ in self._fitted)
 
 
 def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
@@ -171,60 +194,58 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
     )
 
 
-def _biases(model: StepTime, steps: list[tuple[StepWork, float]]) -> dict[tuple[int, bool], float]:
-    """Return the median of measured over predicted times, by the size of the batch and whether there were masks."""
-    errors = defaultdict(list)
-    for work, seconds in steps:
-        if work.num_seqs and not work.prompt_tokens:
-            errors[work.num_seqs.bit_length(), work.masks > 0].append(seconds / max(model.seconds(work), CLOCK_S))
-    return {size: median(ratios) for size, ratios in errors.items() if len(ratios) >= STEPS_OF_BIAS}
-
-
-def _position_times(model: StepTime, steps: list[tuple[StepWork, float]]) -> dict[int, float]:
-    """Return the median of what a draft or mask added to the time of a step, by the size of the batch."""
-    plain = defaultdict(list)
-    for work, seconds in steps:
-        if work.num_seqs and not work.prompt_tokens and not work.ahead:
-            plain[work.num_seqs.bit_length()].append(seconds / max(model.seconds(work), CLOCK_S))
-    added = defaultdict(list)
-    for work, seconds in steps:
-        size = work.num_seqs.bit_length()
-        if work.ahead and not work.prompt_tokens and len(plain[size]) >= STEPS_OF_BIAS:
-            without_s = median(plain[size]) * model.seconds(work._replace(positions=work.num_seqs))
-            added[size].append((seconds - without_s) / work.ahead)
-    return {size: max(0.0, median(times)) for size, times in added.items() if len(times) >= STEPS_OF_BIAS}
+def fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTime:
+    """Fit an `AheadTime` to steps of one size and their times. Too few steps give the times of the linear model."""
+    linear = AheadTime(position_s=model.position_s, masks_s=model.masks_s)
+    ahead_S = np.array([work.ahead for work, _ in steps])
+    if min((ahead_S == 0).sum(), (ahead_S > 0).sum()) < STEPS_OF_SIZE:
+        return linear
+    seconds_S = np.array([seconds for _, seconds in steps]).clip(min=CLOCK_S)
+    plain_S = np.array([model.seconds(StepWork(work.num_seqs, work.num_seqs, work.kv_tokens)) for work, _ in steps])
+    masks_S = np.array([work.masks > 0 for work, _ in steps])
+    kept_S = seconds_S <= PAUSE * plain_S.clip(min=CLOCK_S) + PAUSE * model.position_s * ahead_S
+    found = []
+    for free in (free for free in FREE if free < ahead_S.max()):
+        work_S3 = np.column_stack([plain_S, (ahead_S - free).clip(0), masks_S])[kept_S]
+        with suppress(RuntimeError):  # the solver may not converge
+            (plain, position_s, masks_s), usual_S = _usual(work_S3, seconds_S[kept_S])
+            time = AheadTime(plain=plain, position_s=position_s, free=free, masks_s=masks_s)
+            found.append((float(np.abs(usual_S / seconds_S[kept_S] - 1).mean()), time))
+    if not found:
+        return linear
+    least = min(error for error, _ in found)
+    return next(time for error, time in found if error <= AS_GOOD * least)
 
 
 def _usual(
-    work_S7: NDArray[np.float64], seconds_S: NDArray[np.float64]
+    work_ST: NDArray[np.float64], seconds_S: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the terms [7] and the predictions [S] of a fit that minimises relative errors.
+    """Return the terms [T] and the predictions [S] of a fit that minimises relative errors.
 
     Relative errors give little weight to steps that other processes slowed down.
     """
     from scipy.optimize import nnls  # takes half a second, and gateways, decoders and controllers do not need it
 
-    parts_7, _ = nnls(work_S7 / seconds_S[:, None], np.ones(len(seconds_S)))
-    return parts_7, (work_S7 @ parts_7).clip(min=CLOCK_S)
+    parts_T, _ = nnls(work_ST / seconds_S[:, None], np.ones(len(seconds_S)))
+    return parts_T, (work_ST @ parts_T).clip(min=CLOCK_S)
 
 
 def block_rates(
     model: StepTime,
+    ahead: AheadTime,
     tokens_B: NDArray[np.float64],
     positions_B: NDArray[np.float64],
     *,
     num_seqs: int,
     kv_tokens: int,
-    biases: tuple[float, float] = (1.0, 1.0),
 ) -> NDArray[np.float64]:
     """Return the expected tokens per second with blocks of 1, 2, ..., B as an array [B].
 
     `tokens_B` and `positions_B` are the tokens gained and the positions of all `num_seqs` sequences in a step.
-    Predicted times are multiplied by `biases`, without and with masks.
     """
-    seconds_B = model.fixed_s + model.seq_s * num_seqs + model.position_s * positions_B + model.kv_token_s * kv_tokens
-    seconds_B[1:] += model.masks_s
-    seconds_B[0] *= biases[0]
-    seconds_B[1:] *= biases[1]
-    rates_B: NDArray[np.float64] = tokens_B / seconds_B
+    seconds_B = [
+        ahead.seconds(model, num_seqs, kv_tokens, positions - num_seqs, masks=block > 0)
+        for block, positions in enumerate(positions_B.tolist())
+    ]
+    rates_B: NDArray[np.float64] = tokens_B / np.array(seconds_B).clip(min=CLOCK_S)
     return rates_B

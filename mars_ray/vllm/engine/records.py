@@ -9,8 +9,9 @@ from scipy.optimize import nnls
 
 from mars_ray.engine.stats.profile import Profile, ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
+from mars_ray.method.drafts import FIXED_PRICE
 from mars_ray.vllm.forward_log import LoggedForward
-from mars_ray.vllm.step_rule import LEAST_LIKELY, draft_positions
+from mars_ray.vllm.step_rule import draft_positions
 
 
 class Records:
@@ -62,7 +63,7 @@ class Records:
         if read and not ended:
             stop = self._first_stop(forward.tokens)
             looked, confidences = len(forward.mask_confidences), forward.mask_confidences[:stop]
-            self._profile.observe_masks(looked, confidences, LEAST_LIKELY, ends=stop is not None)
+            self._profile.observe_masks(looked, confidences, FIXED_PRICE, ends=stop is not None)
         accepted = len(forward.accepted_confidences)
         if forward.drafts:
             stop = self._first_stop(forward.drafts)
