@@ -129,7 +129,7 @@ class StepTimeFit:
         """Latest fit; None before the first fit."""
 
     def ahead(self, num_seqs: int) -> AheadTime | None:
-        """Return what drafts and masks add to a step of `num_seqs` sequences; None if no step has shown it yet."""
+        """Return what drafts and masks add to a step of `num_seqs` sequences; None while too few steps have shown it."""
         if self.model is None or not self._looked_ahead:
             return None
         size = num_seqs.bit_length()
@@ -165,7 +165,8 @@ class StepTimeFit:
                     self.model = model
                     self._fitted = [(work, seconds) for _, work, seconds in kept]
                     self._ahead = {}
-                    self._looked_ahead = any(work.ahead for work, _ in self._fitted)
+                    ahead = sum(work.ahead > 0 and not work.prompt_tokens for work, _ in self._fitted)
+                    self._looked_ahead = ahead >= STEPS_OF_SIZE
 
 
 def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
