@@ -129,7 +129,7 @@ class StepTimeFit:
         """Latest fit; None before the first fit."""
 
     def ahead(self, num_seqs: int) -> AheadTime | None:
-        """Return what drafts and masks add to a step of `num_seqs` sequences; None while too few steps have shown it."""
+        """Return what drafts and masks add to a step of `num_seqs` sequences; None while too few steps show it."""
         if self.model is None or not self._looked_ahead:
             return None
         size = num_seqs.bit_length()
