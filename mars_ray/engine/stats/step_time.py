@@ -209,7 +209,8 @@ def fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTime
     for free in (free for free in FREE if free < ahead_S.max()):
         work_S3 = np.column_stack([plain_S, (ahead_S - free).clip(0), masks_S])[kept_S]
         with suppress(RuntimeError):  # the solver may not converge
-            (plain, position_s, masks_s), usual_S = _usual(work_S3, seconds_S[kept_S])
+            parts_3, usual_S = _usual(work_S3, seconds_S[kept_S])
+            plain, position_s, masks_s = parts_3.tolist()
             time = AheadTime(plain=plain, position_s=position_s, free=free, masks_s=masks_s)
             found.append((float(np.abs(usual_S / seconds_S[kept_S] - 1).mean()), time))
     if not found:
