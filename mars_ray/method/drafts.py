@@ -7,6 +7,7 @@ arXiv 2211.17192).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -22,7 +23,7 @@ LEAST_PRICE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PositionPrice:
-    """What the drafts and masks of a sequence cost in a step, in tokens.
+    """Price of the drafts and masks of a sequence in a step, in tokens.
 
     A step waits for the weights, whatever its size, so the first positions take no time of their own.
     """
@@ -30,7 +31,7 @@ class PositionPrice:
     tokens: float
     """Price of a position: the number of tokens that the engine generates in the time of the position."""
     free: int = 0
-    """Number of the first positions, which cost only `LEAST_PRICE`."""
+    """Number of positions, counted from the first, that cost only `LEAST_PRICE`."""
 
     def of_position(self, number: int) -> float:
         """Return the price of the position at index `number`."""
@@ -55,21 +56,31 @@ def masks_behind_drafts(
     decoding, arXiv 2507.11851). `confidences` are the probabilities that each draft is right if all drafts before it
     are right.
 
-    If a row is used, its k-th mask gains `worth_K[k]` tokens. The mask with the largest expected gain is placed first,
-    as long as it gains the `price` of one more position. `most` is the maximum number of masks in each row. If the
-    drafts and masks would exceed `COLUMNS_MOST`, all masks follow the last draft.
+    If a row is used, its k-th mask gains `worth_K[k]` tokens. Masks are placed in the order of their expected gain,
+    while the next one gains at least the `price` of one more position. `most` is the maximum number of masks in each
+    row. If the drafts and masks would exceed `COLUMNS_MOST`, all masks follow the last draft.
     """
     right = [*accumulate(confidences, mul, initial=1.0), 0.0]  # probability that at least n drafts are right
     read = [at_least - more for at_least, more in pairwise(right)]
     rows = [0] * len(read)
-    gains = [each * worth_K[0] if worth_K and limit else -1.0 for each, limit in zip(read, most, strict=True)]
-    """Expected gain of one more mask in each row; -1 for a full row."""
-    while (gain := max(gains)) >= price.of_position(len(confidences) + sum(rows)):
-        row = gains.index(gain)
+    columns = len(confidences)
+    gains = [
+        (-chance * worth_K[0], row)
+        for row, (chance, limit) in enumerate(zip(read, most, strict=True))
+        if limit and worth_K
+    ]
+    """Heap of the next mask in each row: its expected gain, negated, and the row."""
+    heapify(gains)
+    while gains and -gains[0][0] >= price.of_position(columns):
+        row = gains[0][1]
         rows[row] += 1
-        gains[row] = read[row] * worth_K[rows[row]] if rows[row] < min(most[row], len(worth_K)) else -1.0
-    if any(rows[:-1]) and len(confidences) + sum(rows) > COLUMNS_MOST:
-        return masks_behind_the_last(len(confidences), most[-1])
+        columns += 1
+        if columns > COLUMNS_MOST and any(rows[:-1]):
+            return masks_behind_the_last(len(confidences), most[-1])
+        if rows[row] < min(most[row], len(worth_K)):
+            heapreplace(gains, (-read[row] * worth_K[rows[row]], row))
+        else:
+            heappop(gains)
     return tuple(rows)
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from mars_ray.engine.core.offline import run_steps
+from mars_ray.engine.drafting.text_drafter import TextDraft
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import Acceptance, DecodeParams
-from mars_ray.engine.scheduling.sequence import Sequence
+from mars_ray.engine.request import LOSSLESS, Acceptance, DecodeParams
+from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
 from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, StepWork
@@ -63,6 +64,26 @@ def test_every_mask_is_fed_before_enough_is_learned_of_what_is_accepted() -> Non
     few = learned(Profile(BLOCK), UNSURE, forwards=CALIBRATED_FORWARDS - 1)
     few.points()
     assert chosen(BlockChoice(few, proportional()), running()) == [BLOCK] * 3
+
+
+@pytest.mark.parametrize(("text", "rows"), [(None, (0, 0, 5)), (TextDraft([7, 8], [0.5] * 2, [(1.0,)] * 2), (5, 5, 5))])
+def test_before_enough_is_learned_one_row_of_masks_follows_drafts_from_masks(
+    text: TextDraft | None, rows: tuple[int, ...]
+) -> None:
+    [sequence] = running(1)
+    sequence.drafts = Drafts([7, 8], [0.5, 0.5], text)
+    blocks = BlockChoice(Profile(BLOCK), StepTimeFit())
+    assert blocks.masks_for(sequence, LOSSLESS, BLOCK, 4096) == rows
+
+
+def test_sequences_share_the_positions_that_are_free() -> None:
+    times = StepTimeFit()
+    for number in range(512):
+        positions = 4 + number % 24
+        times.observe(StepWork(4, positions, 100), max(1e-2, 1e-3 * positions))
+    ahead = times.ahead(4)
+    assert ahead is not None and ahead.free >= 4
+    assert BlockChoice(Profile(BLOCK), times).text_price(4, 100).free == ahead.free // 4
 
 
 def test_large_and_small_blocks_take_turns_before_step_times_are_known() -> None:

@@ -206,7 +206,7 @@ def test_it_does_not_matter_when_observations_are_folded(
         )
 
 
-def test_observations_are_folded_by_themselves_soon_at_first_and_then_after_a_while() -> None:
+def test_observations_are_folded_after_fewer_forwards_while_little_is_known() -> None:
     profile, folded = Profile(BLOCK), []
     for _ in range(CALIBRATED_FORWARDS + FOLD_FORWARDS):
         folded.append(profile.forwards)

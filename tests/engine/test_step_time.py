@@ -18,6 +18,7 @@ from mars_ray.engine.stats.step_time import (
     StepWork,
     block_rates,
     fit,
+    fit_ahead,
 )
 
 PARTS = st.tuples(st.floats(1e-4, 1e-1), st.floats(1e-6, 1e-3), st.floats(1e-9, 1e-5), st.floats(0, 1e-2))
@@ -36,10 +37,6 @@ USUAL = StepTime(fixed_s=5e-3, seq_s=1e-4, position_s=2e-5, kv_token_s=1e-8, pro
 
 def decode_only(fixed_s: float, position_s: float, kv_token_s: float, masks_s: float = 0.0) -> StepTime:
     return StepTime(fixed_s=fixed_s, position_s=position_s, kv_token_s=kv_token_s, masks_s=masks_s)
-
-
-def linear(model: StepTime) -> AheadTime:
-    return AheadTime(position_s=model.position_s, masks_s=model.masks_s)
 
 
 def steps_of(seed: int, count: int = 128) -> list[StepWork]:
@@ -192,7 +189,7 @@ def test_the_block_rates_is_that_of_trying_all(
     gained = sorted((drafting * share for share in survival), reverse=True)
     model = decode_only(*parts)
     found = block_rates(
-        model, linear(model), *together(np.array(gained), rows, drafting), num_seqs=rows, kv_tokens=kv_tokens
+        model, AheadTime.linear(model), *together(np.array(gained), rows, drafting), num_seqs=rows, kv_tokens=kv_tokens
     )
     rates = best_by_hand(model, gained, rows, drafting, kv_tokens)
     assert found.tolist() == pytest.approx(rates)
@@ -201,20 +198,26 @@ def test_the_block_rates_is_that_of_trying_all(
 @pytest.mark.parametrize("parts", [(0, 1e-3, 0), (1e-3, 1e-3, 0), (1e-3, 0, 1e-6), (1e-3, 0, 0, 1e-3)])
 def test_masks_that_gain_nothing_are_not_fed(parts: tuple[float, ...]) -> None:
     model = decode_only(*parts)
-    assert block_rates(model, linear(model), *together(np.zeros(7), 4, 4), num_seqs=4, kv_tokens=100).argmax() == 0
+    assert (
+        block_rates(model, AheadTime.linear(model), *together(np.zeros(7), 4, 4), num_seqs=4, kv_tokens=100).argmax()
+        == 0
+    )
 
 
 def test_masks_that_cost_nothing_are_all_fed() -> None:
     gained = np.array([0.5, 0.25, 0.125, 1e-3])
     model = decode_only(1e-3, 0, 1e-6)
-    assert block_rates(model, linear(model), *together(gained, 1, 1), num_seqs=1, kv_tokens=100).argmax() == 4
+    assert block_rates(model, AheadTime.linear(model), *together(gained, 1, 1), num_seqs=1, kv_tokens=100).argmax() == 4
 
 
 def test_a_larger_batch_never_feeds_more_masks() -> None:
     survival = (0.8 ** np.arange(1, 8)).astype(np.float64)
     model = decode_only(5e-3, 1e-4, 0)
     blocks = [
-        1 + int(block_rates(model, linear(model), *together(n * survival, n, n), num_seqs=n, kv_tokens=0).argmax())
+        1
+        + int(
+            block_rates(model, AheadTime.linear(model), *together(n * survival, n, n), num_seqs=n, kv_tokens=0).argmax()
+        )
         for n in (1, 4, 16, 64, 256)
     ]
     assert blocks == sorted(blocks, reverse=True)
@@ -248,7 +251,25 @@ def test_the_first_positions_are_free_and_the_others_cost_what_they_add() -> Non
 def test_a_size_with_too_few_steps_has_the_times_of_the_linear_model() -> None:
     times = observed([1, 8], most=12)
     assert times.model is not None
-    assert times.ahead(64) == AheadTime(position_s=times.model.position_s, masks_s=times.model.masks_s)
+    assert times.ahead(64) == AheadTime.linear(times.model)
+
+
+def test_what_masks_add_once_is_told_from_what_each_position_adds() -> None:
+    times = StepTimeFit()
+    for number in range(8 * FIT_EVERY):
+        ahead = number % 8
+        work = StepWork(1, 1 + ahead, 100, masks=ahead * (number // 8 % 2))
+        times.observe(work, 1e-2 + 1e-3 * ahead + 3e-3 * (work.masks > 0))
+    found = times.ahead(1)
+    assert found is not None
+    assert found.free == 0
+    assert (found.position_s, found.masks_s) == pytest.approx((1e-3, 3e-3), rel=0.02)
+
+
+def test_steps_that_were_all_pauses_have_the_times_of_the_linear_model() -> None:
+    model = decode_only(1e-3, 1e-4, 0.0)
+    steps = [StepWork(1, 1 + number % 3, 100) for number in range(30)]
+    assert fit_ahead(model, [(work, 1.0) for work in steps]) == AheadTime.linear(model)
 
 
 @pytest.mark.parametrize("seed", range(10))

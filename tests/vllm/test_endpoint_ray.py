@@ -194,7 +194,7 @@ def test_a_rolling_update_fails_no_request(running: Cluster, expected: list[str]
             with deployed_again(running, config_of(tmp_path / "serve.yaml", threshold=0.9)):
                 until(lambda: not before & {replica.pid for replica in running.processes(ENGINE)})
                 running.until_engines(2)
-                assert thresholds(running) == [0.9, 0.9]
+                until(lambda: thresholds(running) == [0.9, 0.9])
                 updated.set()
                 assert all(asked.result())
         finally:

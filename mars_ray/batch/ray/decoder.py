@@ -50,6 +50,8 @@ class Decoder:
         self._controller = RayController(app, plan)
         self._row_formats: dict[bytes, asyncio.Task[RowFormat]] = {}
         self._feeding = asyncio.Event()
+        self._reports = self._answered = 0
+        """Number of reports, and the number of the newest one that was answered or failed."""
         self._heartbeat: asyncio.Task[None] | None = None
         # Threads do not speed up tokenizing a single prompt, and the engines need the cores.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -126,17 +128,20 @@ class Decoder:
             await run_heartbeats(engine, lease, self._report)
 
     async def _report(self, report: ReplicaReport) -> Directive:
-        """Report to the controller and follow its directive. If the report fails, decoding continues."""
+        """Report to the controller. Rows begin unless the newest answer pauses them, also if the report fails."""
+        self._reports += 1
+        number, paused = self._reports, False
         try:
             directive = await self._controller.handle_report(report)
-        except BaseException:
-            self._feeding.set()
-            raise
-        if directive.paused:
-            self._feeding.clear()
-        else:
-            self._feeding.set()
-        return directive
+            paused = directive.paused
+            return directive
+        finally:
+            if number > self._answered:  # an older report may be answered, or fail, after a newer one
+                self._answered = number
+                if paused:
+                    self._feeding.clear()
+                else:
+                    self._feeding.set()
 
 
 def _open(row_format: bytes, folder: Path) -> RowFormat:

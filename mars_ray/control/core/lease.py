@@ -44,8 +44,8 @@ class Lease:
         self._replica = replica
         self._price_per_hour = price_per_hour
         self._plan = plan
-        self.seconds = plan.settings.lease_s
-        """Seconds from a report until a directive that answers it ends."""
+        self.length_s = plan.settings.lease_s
+        """Seconds for which a directive is followed, counted from the report that it answers."""
         self._now_s = SteadyClock(clock)
         self._made_s: OrderedDict[int, float] = OrderedDict()
         """Time at which each report was made, by its number."""
@@ -135,7 +135,7 @@ class ControlledEngine(Protocol):
 async def run_heartbeats(engine: ControlledEngine, lease: Lease, send: Send, every_s: float = EVERY_S) -> None:
     """Send heartbeats until cancelled. Raises the engine's error when the engine is gone."""
     awaited = set[asyncio.Task[None]]()
-    """Reports without an answer. A busy controller may always answer after the next heartbeat."""
+    """Tasks of reports that have no answer yet. A busy controller may always answer after the next heartbeat."""
     try:
         while True:
             next_s = asyncio.get_running_loop().time() + every_s
@@ -171,7 +171,7 @@ async def send_heartbeat(
 
 async def _ask(lease: Lease, send: Send, report: ReplicaReport) -> None:
     try:
-        async with asyncio.timeout(lease.seconds):
+        async with asyncio.timeout(lease.length_s):
             lease.take(await send(report))
     except Exception as error:  # whatever the failure, the lease decides which thresholds are in force
         log.debug("received no directive: %r", error)

@@ -66,7 +66,7 @@ class TextDraft:
     """Input of the estimate for each token; None for a token that a grammar forces."""
 
     def worth(self, price: PositionPrice) -> tuple[int, float]:
-        """Return how many tokens to draft at a price of positions, and what they gain beyond their cost.
+        """Return how many tokens are worth the `price` of their positions, and what they gain beyond it.
 
         Forced tokens gain and cost nothing, because they are taken anyway once the tokens before them are.
         """

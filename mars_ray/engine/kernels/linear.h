@@ -164,7 +164,7 @@ void block(const ColumnBlock& b, const Rows& x, int64_t row, const Put& to) {
   Floats out[R][2];
   if (b.format == FLOAT32) tile<DotFloat32, R>(x, row, b.weights, b.depth, first, out);
   else if (b.format == BFLOAT16) tile<DotBFloat16, R>(x, row, b.weights, PAIRS ? b.depth / 2 : b.depth, first, out);
-  else if constexpr (R <= GROUP_ROWS) {
+  else if constexpr (R <= GROUP_ROWS) {  // linear() divides rows in 8 bits into tiles of this size
     if (b.format == INT8) tile_in_groups<R, INT8>(x, row, b.weights, groups, first, out);
     else tile_in_groups<R, INT4>(x, row, b.weights, groups, first, out);
   }
@@ -193,7 +193,7 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
   };
   const Put to{call, const_cast<Act*>(&act)};
   const bool unpacks = w.format == INT4 && rows >= UNPACK_ROWS;
-  const int64_t most = w.format >= INT8 ? GROUP_ROWS : ROWS;
+  const int64_t most = w.format == INT8 || w.format == INT4 ? GROUP_ROWS : ROWS;
   const int64_t tiles = (rows + most - 1) / most;
   for (int64_t index = blocks.first; index < blocks.last; index++) {
     const int64_t column = index * COLUMNS;

@@ -1,6 +1,6 @@
 """Choose the drafts that a sequence feeds in its next step: those of its masks, or what its text and grammar suggest.
 
-In:    The drafts that verification left from masks, the text of the sequence, and the price of a position in tokens.
+In:    The drafts that verification left from masks, the text of the sequence, and the price of positions.
 Out:   The drafts with the larger expected gain. The next step verifies them, whatever their source.
 Never: A draft from text is kept without verification. Answers that must be reproducible although they accept tokens
        without verification get none, because such an answer depends on where its masks stand.

@@ -65,6 +65,8 @@ class BlockChoice:
         """Price of the positions of a sequence."""
         self._worth_of: dict[float, list[float]] = {}
         """Expected gain in tokens from each mask of a row, keyed by threshold."""
+        self._unknown = profile.unknown
+        """Whether the acceptance of the masks is not known yet."""
         self._probe: Sequence | None = None
         self._rival = 1
         """Block to compare with: 1 if the chosen block has masks, otherwise the best block with masks."""
@@ -108,6 +110,7 @@ class BlockChoice:
     ) -> None:
         """Prepare the next step. When the engine's `thresholds` change, the block is chosen again at once."""
         self._steps += 1
+        self._unknown = self._profile.unknown
         # The best block changes little while the batch changes by less than a factor of two.
         situation = ((len(running) - 1).bit_length() if running else None, thresholds)
         if (model := self._step_time.model) is None:
@@ -151,8 +154,10 @@ class BlockChoice:
         most = [max(0, min(block, left - right) - 1) for right in range(len(drafts.tokens) + 1)]
         if drafts.tokens and drafts.tokens[-1] in sequence.stop_ids:
             most[-1] = 0  # the sequence ends with its last draft
-        # One row of masks shows as much about the network as one after each draft, for a fraction of the positions.
-        if not probes and not (self._profile.unknown and _adapts(sequence, acceptance)):
+        # After drafts from masks, one row of masks shows as much as one after each draft, with fewer positions.
+        # After drafts from text it would hardly ever be read.
+        explores = self._unknown and not drafts.text and _adapts(sequence, acceptance)
+        if not probes and not explores:
             worth_K, price = self._worth_and_price(sequence, acceptance, block)
             rows = masks_behind_drafts(drafts.probabilities, worth_K, price, most)
             if len(sequence.tokens) + len(drafts.tokens) + sum(rows) <= max_columns:
@@ -173,7 +178,7 @@ class BlockChoice:
         return (worth_K if len(worth_K) >= len(certain_K) else certain_K), self._price
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
-        if self._profile.unknown:
+        if self._unknown:
             self._chosen = self._full  # acceptance has not been observed yet
             return
         acceptances = [(sequence, acceptance_of(sequence)) for sequence in running]
@@ -188,7 +193,7 @@ class BlockChoice:
             tokens_B += count * lookahead.tokens_B
             positions_B += count * lookahead.positions_B
         num_seqs = len(running)
-        ahead = self._step_time.ahead(num_seqs) or AheadTime(position_s=model.position_s, masks_s=model.masks_s)
+        ahead = self._step_time.ahead(num_seqs) or AheadTime.linear(model)
         rates_B = block_rates(model, ahead, tokens_B, positions_B, num_seqs=num_seqs, kv_tokens=kv_tokens)
         self._chosen = 1 + int(rates_B.argmax()) if rates_B.max() > (1 + LEAST_GAIN) * rates_B[0] else 1
         self._price = _price(ahead, num_seqs, float(rates_B.max()))

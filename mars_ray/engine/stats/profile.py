@@ -30,14 +30,15 @@ HALF_LIFE = 4096
 """Number of forwards after which the weight of an observation has halved."""
 
 CALIBRATED_FORWARDS = 32
-"""Weight of the calibration in forwards. It is low, so that observations soon outweigh the calibration."""
+"""Weight of the calibration in forwards. It is low, so that observations soon outweigh the calibration. Without a
+calibration, a profile is unknown until it has observed this many forwards."""
 
 KEEP_ROWS = 0.5 ** (1 / 1024)
 """Factor by which a new observation of the layout of mask rows, or of the gain from text, decays the earlier ones. Both
 change with load."""
 
 FOLD_FORWARDS = 128
-"""Number of forwards whose observations are added to the means in one go."""
+"""Number of forwards whose observations are added to the means in one go, once the profile is not unknown."""
 
 COMMON_DRAFTS = 4.0
 """The share of right drafts at one mask is estimated as if this many drafts had the mean over all masks, because the
@@ -204,7 +205,7 @@ class Profile:
 
     @property
     def unknown(self) -> bool:
-        """Whether too few forwards have been observed, and there is no calibration."""
+        """Whether too few forwards have been observed, without a calibration."""
         return self.forwards < CALIBRATED_FORWARDS
 
     def observe_masks(self, looked: int, confidences: list[float], price: PositionPrice, *, ends: bool = False) -> None:
@@ -215,7 +216,8 @@ class Profile:
         autoregressive token.
         """
         self._looks.append((looked, confidences, price, ends))
-        if len(self._looks) >= (CALIBRATED_FORWARDS if self.unknown else FOLD_FORWARDS):
+        looks = len(self._looks)
+        if looks >= FOLD_FORWARDS or (looks >= CALIBRATED_FORWARDS and self.unknown):
             self._fold()
 
     def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0, ends: bool = False) -> None:
@@ -259,7 +261,7 @@ class Profile:
         """Return the expected gain in tokens from each mask, less the cost of the positions that verify drafts."""
         number = max(0, bisect_right(GRID, -threshold, key=neg) - 1)
         accepted_K, drafted_K, right_K = self._shares(number)
-        price_K = [price.of_position(DRAFT_POSITIONS * number) for number in range(self._masks)]
+        price_K = [price.of_position(DRAFT_POSITIONS * mask) for mask in range(self._masks)]
         worth_K: list[float] = (accepted_K + right_K - price_K * drafted_K).tolist()
         return worth_K
 
@@ -318,7 +320,8 @@ class Profile:
         # Masks that were not fed, or that follow a stop token, count as below every threshold.
         sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, *_ in looks])
         looked_FK = masks_K < np.array([[looked] for looked, *_ in looks])
-        price_FK = np.array([[price.of_draft(number) for number in range(self._masks)] for _, _, price, _ in looks])
+        prices = {price: [*map(price.of_draft, range(self._masks))] for price in {price for _, _, price, _ in looks}}
+        price_FK = np.array([prices[price] for _, _, price, _ in looks])
         last_FK = masks_K == np.array([[len(sure) - 1 if ends else self._masks] for _, sure, _, ends in looks])
         grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # no confidence reaches 2, so threshold 1 accepts nothing
         accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11

@@ -3,16 +3,16 @@
 The latest measurements of each kind of step are kept, so that after an hour of steps with a block of 8 the model can
 still predict the time of a step with a block of 1.
 
-Times are not quite linear, because a step waits for the weights, and meanwhile its first positions take no time of
-their own. So a second model tells what drafts and masks add to recent steps of one size: nothing up to a number of
-positions, and then the same for each.
+Times are not quite linear: a step waits for the weights, and its first positions are computed during the wait. So a
+second model is fitted to recent steps of one size. Drafts and masks add nothing up to a number of positions, and each
+further one adds the same time.
 """
 
 from collections import defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ FIRST_FIT, FIRST_STEPS = 16, 256
 PAUSE = 20
 """A step that takes more than this many times the usual time counts as a pause of the machine and is left out."""
 STEPS_OF_SIZE = 6
-"""Minimum number of recent steps of one size, with drafts or masks and without, from which their cost is estimated."""
+"""Minimum number of recent steps with drafts or masks, and of steps of the same size without, from which their cost is
+estimated."""
 FREE = (*range(9), *range(10, 17, 2), *range(20, 33, 4), *range(48, 129, 16))
 """Numbers of positions that are tried as those that take no time."""
 AS_GOOD = 1.02
@@ -95,7 +96,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadTime:
-    """What drafts and masks add to the time of a step."""
+    """Time that drafts and masks add to a step."""
 
     plain: float = 1.0
     """Time of steps without drafts and masks, as a multiple of what the linear model predicts."""
@@ -104,6 +105,11 @@ class AheadTime:
     """Number of drafts and masks in a step that take no time."""
     masks_s: float = 0.0
     """Seconds added once if the step has masks."""
+
+    @classmethod
+    def linear(cls, model: StepTime) -> Self:
+        """Return the times of the linear model."""
+        return cls(position_s=model.position_s, masks_s=model.masks_s)
 
     def seconds(self, model: StepTime, num_seqs: int, kv_tokens: int, ahead: float, *, masks: bool) -> float:
         """Return the time of a step with `ahead` drafts and masks."""
@@ -122,9 +128,9 @@ class StepTimeFit:
         self._fitted: list[tuple[StepWork, float]] = []
         """The steps of the latest fit, with their times."""
         self._ahead: dict[int, AheadTime] = {}
-        """What drafts and masks add to the fitted steps, by the size of the batch."""
+        """Fitted `AheadTime`, by the bit length of the number of sequences."""
         self._looked_ahead = False
-        """Whether the fitted steps tell the time of a position from that of a sequence."""
+        """Whether at least `STEPS_OF_SIZE` fitted decoding steps have drafts or masks."""
         self.model: StepTime | None = None
         """Latest fit; None before the first fit."""
 
@@ -197,26 +203,25 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
 
 def fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTime:
     """Fit an `AheadTime` to steps of one size and their times. Too few steps give the times of the linear model."""
-    linear = AheadTime(position_s=model.position_s, masks_s=model.masks_s)
+    steps = [(work, seconds) for work, seconds in steps if seconds <= PAUSE * max(CLOCK_S, model.seconds(work))]
     ahead_S = np.array([work.ahead for work, _ in steps])
     if min((ahead_S == 0).sum(), (ahead_S > 0).sum()) < STEPS_OF_SIZE:
-        return linear
+        return AheadTime.linear(model)
     seconds_S = np.array([seconds for _, seconds in steps]).clip(min=CLOCK_S)
     plain_S = np.array([model.seconds(StepWork(work.num_seqs, work.num_seqs, work.kv_tokens)) for work, _ in steps])
     masks_S = np.array([work.masks > 0 for work, _ in steps])
-    kept_S = seconds_S <= PAUSE * plain_S.clip(min=CLOCK_S) + PAUSE * model.position_s * ahead_S
-    found = []
+    fits = []
     for free in (free for free in FREE if free < ahead_S.max()):
-        work_S3 = np.column_stack([plain_S, (ahead_S - free).clip(0), masks_S])[kept_S]
+        work_S3 = np.column_stack([plain_S, (ahead_S - free).clip(0), masks_S])
         with suppress(RuntimeError):  # the solver may not converge
-            parts_3, usual_S = _usual(work_S3, seconds_S[kept_S])
+            parts_3, usual_S = _usual(work_S3, seconds_S)
             plain, position_s, masks_s = parts_3.tolist()
-            time = AheadTime(plain=plain, position_s=position_s, free=free, masks_s=masks_s)
-            found.append((float(np.abs(usual_S / seconds_S[kept_S] - 1).mean()), time))
-    if not found:
-        return linear
-    least = min(error for error, _ in found)
-    return next(time for error, time in found if error <= AS_GOOD * least)
+            fitted = AheadTime(plain=plain, position_s=position_s, free=free, masks_s=masks_s)
+            fits.append((float(np.abs(usual_S / seconds_S - 1).mean()), fitted))
+    if not fits:
+        return AheadTime.linear(model)
+    least = min(error for error, _ in fits)
+    return next(fitted for error, fitted in fits if error <= AS_GOOD * least)
 
 
 def _usual(
