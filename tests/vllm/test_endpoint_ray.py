@@ -101,7 +101,9 @@ def test_the_controller_lowers_the_threshold_under_load_and_answers_show_it(runn
         target = Target(url=running.url, model="bundled", timeout_s=4 * STEP_SECONDS)
         load = asyncio.create_task(run_load(target, plan.requests, clients=24, stop=stop))
         try:
-            await asyncio.to_thread(until, lambda: max(thresholds(running)) < 1, lambda: running.get("/control"))
+            await asyncio.to_thread(
+                until, lambda: max(thresholds(running), default=1.0) < 1, lambda: running.get("/control")
+            )
             _, answer = await asyncio.to_thread(running.ask, max_tokens=MAX_TOKENS)
         finally:
             stop.set()
@@ -139,10 +141,10 @@ def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_text(running: C
             disturbed = await asyncio.gather(*streams)
             return disturbed, await asyncio.gather(*(whole(client, number) for number in range(6)))
 
-    dead = {replica.pid for replica in running.processes(ENGINE)}
+    before = {worker.pid for worker in running.processes(WORKER)}
     disturbed, undisturbed = asyncio.run(test())
     assert disturbed == undisturbed
-    until(lambda: len({replica.pid for replica in running.processes(ENGINE)} - dead) == 1)
+    until(lambda: len({worker.pid for worker in running.processes(WORKER)} - before) == 1)  # the replica stays
     running.until_engines(2)
     running.until_idle()
 
