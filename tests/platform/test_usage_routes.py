@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pyarrow.parquet as pq
 import pytest
-from openai import BadRequestError, OpenAI, RateLimitError
+from openai import BadRequestError, DefaultHttpxClient, OpenAI, RateLimitError
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
@@ -272,7 +272,7 @@ def test_a_spent_budget_is_an_insufficient_quota_that_openais_client_does_not_re
             if answer.status_code != 200:
                 break
     assert name in check_error(answer, 429, code="insufficient_quota")
-    hooked = httpx2.Client(event_hooks={"request": [count]})
+    hooked = DefaultHttpxClient(event_hooks={"request": [count]})
     with metered.openai(key, http_client=hooked) as openai, pytest.raises(RateLimitError) as refused:
         openai.chat.completions.create(**CHAT)  # type: ignore[call-overload]
     assert (refused.value.code, asked) == ("insufficient_quota", 1)
