@@ -32,6 +32,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.measure import machine
+from mars_ray.method.drafts import PositionPrice
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import count_parameters
@@ -64,7 +65,7 @@ def teach(engine: Engine, right_shares: Sequence[float]) -> None:
     chances = conditional_chances(right_shares)
     for number in range(LEARNED):
         draw = (number * 0.6180339887) % 1
-        engine.profile.observe_masks(len(chances), chances, 0.0)
+        engine.profile.observe_masks(len(chances), chances, PositionPrice(0.0))
         engine.profile.observe_drafts(chances, sum(draw < share for share in right_shares))
     engine.profile.points()
 
