@@ -16,7 +16,7 @@ from mars_ray.engine.drafting.text_index import TextIndex
 from mars_ray.method.drafts import PositionPrice
 
 WORDS = list(range(100, 160))
-DEAR = PositionPrice(0.2)
+PRICE = PositionPrice(0.2)
 
 
 def drafted(drafter: TextDrafter, prompt: list[int], answer: list[int], key: Hashable = None) -> TextDraft:
@@ -97,19 +97,19 @@ def test_drafts_that_are_never_right_end_by_their_price_and_are_tried_again_ever
     drafter = TextDrafter()
     rests = []
     for _ in range(3):
-        assert mislead(drafter, DEAR) < TRIAL_DRAFTS
-        rests.append(refusals(drafter, DEAR))
+        assert mislead(drafter, PRICE) < TRIAL_DRAFTS
+        rests.append(refusals(drafter, PRICE))
     assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
 
 
 def test_drafts_that_are_right_again_pass_the_trial() -> None:
     drafter = TextDrafter()
     for _ in range(2):
-        mislead(drafter, DEAR)
-        refusals(drafter, DEAR)
+        mislead(drafter, PRICE)
+        refusals(drafter, PRICE)
     for _ in range(2 * TRIAL_DRAFTS):
         draft = drafted(drafter, WORDS, WORDS[10:13])
-        assert draft and draft.worth(DEAR)[0]
+        assert draft and draft.worth(PRICE)[0]
         drafter.verified(draft.first(1), 1, 1)
-    mislead(drafter, DEAR)
-    assert refusals(drafter, DEAR) == FIRST_REST
+    mislead(drafter, PRICE)
+    assert refusals(drafter, PRICE) == FIRST_REST
