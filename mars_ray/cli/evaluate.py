@@ -21,6 +21,10 @@ Tasks = Annotated[
 ]
 Output = Annotated[str, typer.Option(help="Output folder, or its URL. The same command resumes.")]
 Thresholds = Annotated[str, typer.Option(help="Comma-separated thresholds.")]
+Block = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens proposed per forward. Default: the block that the model was trained with."),
+]
 Modes = Annotated[str, typer.Option(help="Comma-separated modes; 'ar', the baseline, is always added.")]
 Seeds = Annotated[int, typer.Option(help="Number of samples per task, from which the spread is computed.")]
 Examples = Annotated[
@@ -47,6 +51,7 @@ def evaluate(
     adapter: AdapterOption = None,
     thresholds: Thresholds = ".99,.95,.9,.8,.6",
     modes: Modes = "ar,exact,threshold",
+    block: Block = None,
     seeds: Seeds = 3,
     examples: Examples = None,
     max_tokens: MaxTokens = None,
@@ -84,6 +89,7 @@ def evaluate(
         adapter=adapter,
         modes=_words(modes),
         thresholds=_numbers(thresholds),
+        block=block,
         temperature=temperature,
         workers=workers,
     )

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.adapter.decoding_model import DecodingModel, open_decoding_model
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.engine.checked_fields import Numbers, Texts, check_fields
+from mars_ray.engine.options import AtLeastOne
 from mars_ray.engine.request import SamplingParams, seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
 from mars_ray.evaluation.code_check import check_sandbox
@@ -49,6 +50,9 @@ class EvaluateOptions:
     """Modes to compare; `ar` is always added."""
     thresholds: Numbers = (0.99, 0.95, 0.9, 0.8, 0.6)
     """Thresholds of mode `threshold`."""
+    block: AtLeastOne | None = None
+    """Tokens proposed per forward, the same in all forwards so that answers do not depend on the load. None means the
+    block of training. A smaller one costs less time where positions are dear."""
     temperature: float = 0.0
     """Sampling temperature. Above 0, each question has its own seed, which is the same in all settings."""
     workers: WorkerOptions = field(default_factory=WorkerOptions)
@@ -109,7 +113,7 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
         adapter=pin(options.adapter, adapter) if options.adapter and adapter else None,
         workers=replace(options.workers, dtype=model.dtype.name),
     )
-    block = block_of(decoding.card, options.model, settings)
+    block = block_of(decoding.card, options.model, settings, options.block)
     plan = EvaluationPlan(
         model=model_label(options.model, model.folder),
         model_digest=folder_digest(model.folder),

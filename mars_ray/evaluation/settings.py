@@ -48,13 +48,18 @@ def settings_of(modes: Sequence[str], thresholds: Sequence[float]) -> tuple[Deco
     return tuple(settings)
 
 
-def block_of(card: Card | AdapterCard | None, model: str, settings: Sequence[DecodingSetting]) -> int:
-    """Return the number of tokens proposed per forward, as set by the model's training.
+def block_of(
+    card: Card | AdapterCard | None, model: str, settings: Sequence[DecodingSetting], block: int | None = None
+) -> int:
+    """Return the number of tokens proposed per forward: `block`, or as set by the model's training.
 
-    Raises `ModelError` for a model without MARS training if a setting has a threshold.
+    Raises `ModelError` for a model without MARS training if a setting has a threshold, and `ConfigError` for a `block`
+    larger than that of training.
     """
     if card is not None and card.block is not None:
-        return card.block
+        if block is not None and block > card.block:
+            raise ConfigError(f"block is {block}; {model} was trained with {card.block}, which is the largest.")
+        return block or card.block
     if any(setting.mode is Mode.THRESHOLD for setting in settings):
         reason = f"it has no {CARD_FILE}" if card is None else f"its {CARD_FILE} names no block"
         raise ModelError(

@@ -51,6 +51,13 @@ def test_the_block_is_that_of_the_card_whether_it_is_calibrated_or_not() -> None
     assert block_of(card().model_copy(update={"calibration": ()}), "m", settings) == 16
 
 
+def test_a_block_may_be_smaller_than_that_of_the_card_but_not_larger() -> None:
+    settings = settings_of(["threshold"], [0.9])
+    assert block_of(card(), "m", settings, 4) == 4
+    with pytest.raises(ConfigError, match="block is 17; m was trained with 16"):
+        block_of(card(), "m", settings, 17)
+
+
 def test_a_model_that_was_not_trained_to_look_ahead_is_evaluated_without_thresholds() -> None:
     plain = card().model_copy(update={"method": "ar", "block": None})
     for found, why in ((plain, "names no block"), (None, "has no mars.json")):
