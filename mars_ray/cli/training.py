@@ -75,20 +75,31 @@ def calibrate(
         int, typer.Option(help="Number of samples from which the spread is computed; --data is split into this many.")
     ] = 3,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 256,
+    results: Annotated[
+        str | None,
+        typer.Option(help="Output folder of `mars-ray evaluate`, whose results become the calibration; or its URL."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, agreement and accuracy at each threshold, and write them into the model card, mars.json."""
     from mars_ray.adapter.card import resolve_adapter
+    from mars_ray.errors import ConfigError
     from mars_ray.evaluation.calibration import CalibrateOptions, print_curve
     from mars_ray.evaluation.calibration import calibrate as run
+    from mars_ray.evaluation.calibration_from_results import calibrate_from
     from mars_ray.model.resolve import resolve_model
     from mars_ray.storage.location import locate
 
+    if results is not None and (data is not None or examples is not None):
+        raise ConfigError("give either --results, which are measured already, or --data and --examples.")
     location = None if data is None else locate(data)
     options = CalibrateOptions(data=location, examples=examples, seeds=seeds, max_tokens=max_tokens)
     folder = resolve_model(model)
     adapter_folder = resolve_adapter(adapter)
-    curve = run(folder, options, adapter_folder)
+    if results is None:
+        curve = run(folder, options, adapter_folder)
+    else:
+        curve = calibrate_from(locate(results), folder, adapter_folder)
     calibrated = adapter_folder or folder
     print_curve(curve, f"calibrated {calibrated}")
     if as_json:

@@ -343,7 +343,7 @@ def calibrate(
     calibrated = adapter_folder or folder
     try:
         sampling = SamplingParams(max_tokens=options.max_tokens)
-        card = _card(calibrated)
+        card = writable_card(calibrated)
         loaded = load_adapter(adapter_folder, folder) if adapter_folder else None
         prompts = _prompts(options)
         device = best_device()
@@ -357,8 +357,11 @@ def calibrate(
     return curve
 
 
-def _card(folder: Path) -> Card | AdapterCard:
-    """Return the card of a folder. Check first that it can be written to, because the measurement takes a long time."""
+def writable_card(folder: Path) -> Card | AdapterCard:
+    """Return the card of a folder after checking that it can be replaced, because a measurement takes a long time.
+
+    Raises `ModelError` or `OutputError` if it cannot.
+    """
     if name := hub_name_of(folder.absolute()):
         raise ModelError(f"{name} is in the cache of the hub, which must stay unchanged. Copy {folder} first.")
     if is_fetched(folder):

@@ -21,7 +21,7 @@ class DecodingSetting:
     @property
     def name(self) -> str:
         """Name of the setting in ids, tables and charts."""
-        return f"threshold {self.threshold:.15g}" if self.mode is Mode.THRESHOLD else self.mode.value
+        return f"{self.mode.value} {self.threshold:.15g}" if self.mode is Mode.THRESHOLD else self.mode.value
 
     @property
     def decode(self) -> DecodeParams:
@@ -67,6 +67,11 @@ def block_of(
             'Train it with method "mars" to compare thresholds.'
         )
     return 1
+
+
+def threshold_of(name: str) -> float:
+    """Return the threshold in the name of a setting of mode threshold."""
+    return float(name.removeprefix(f"{Mode.THRESHOLD.value} "))
 
 
 def _at(threshold: float) -> DecodingSetting:
