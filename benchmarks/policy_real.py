@@ -14,26 +14,20 @@ loop. `--machine` writes the figures that the engines reported, for `python -m b
 """
 
 import argparse
-import asyncio
 import json
 import random
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.served import URL, Sampler, endpoint, replicas, send
 from mars_ray.adapter.card import decoding_card, resolve_adapter
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
@@ -41,8 +35,6 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.load.arrivals import TraceRow, read_trace
-from mars_ray.load.client import Target
-from mars_ray.load.generator import run_load
 from mars_ray.load.plan import LoadPlan, bundled_prompts, closed_loop, conversations
 from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord, RequestSlo, parse_slo
 from mars_ray.load.summary import summarize
@@ -95,20 +87,20 @@ def main() -> None:
         speed = None
         for name in arguments.policy or POLICIES:
             policy = POLICIES[name]
-            with endpoint(model_args, policy, slo, arguments.rehearse) as url:
+            with controlled(model_args, policy, slo, arguments.rehearse):
                 if speed is None:
-                    capacity = closed_loop_rate(url, rows, pool, arguments.capacity_requests)
+                    capacity = closed_loop_rate(rows, pool, arguments.capacity_requests)
                     speed = arguments.load * capacity / (len(rows) / arguments.seconds)
-                front_s = front_seconds(url, pool)
-                with Sampler(url) as sampler:
-                    records, reports = run_trace(url, rows, pool, speed)
+                front_s = front_seconds(pool)
+                with Sampler() as sampler:
+                    records, reports = run_trace(rows, pool, speed)
             simulated_machine = machine_of(reports, card.calibration)
             if arguments.machine:
                 arguments.machine.write_text(simulated_machine.model_dump_json(indent=1) + "\n")
             simulated = simulation(rows, speed, policy, slo, simulated_machine, front_s, records)
             results.append(
                 result(path.name, name, speed, capacity, front_s, records, slo, simulated)
-                | sampler.quality(simulated_machine)
+                | quality(sampler.seconds, simulated_machine)
                 | {"replicas": reports}
             )
             show(results)
@@ -135,11 +127,10 @@ def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
     return [replace(row, arrival_s=row.arrival_s - times[first]) for row in rows[first : first + best[0]]]
 
 
-@contextmanager
-def endpoint(
+def controlled(
     model_args: dict[str, str], policy: dict[str, Any], slo: RequestSlo, rehearse: str | None
-) -> Iterator[str]:
-    """Run `mars-ray serve` with two engines until the block ends; yield its URL once both answer."""
+) -> AbstractContextManager[None]:
+    """Return an endpoint with two engines under this policy."""
     args = model_args | {
         "threshold": policy["threshold"],
         "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
@@ -147,95 +138,19 @@ def endpoint(
         "engine": {"max_num_seqs": ROWS, "max_waiting_seqs": QUEUE} | ({"rehearse": rehearse} if rehearse else {}),
         "limits": {"requests": 512, "requests_per_key": 512},
     }
-    fields = {
-        "http_options": {"host": "127.0.0.1", "port": 8123},
-        "applications": [
-            {
-                "name": "mars",
-                "route_prefix": "/",
-                "import_path": "mars_ray.ray_serve:build_openai_app",
-                "args": args,
-                "deployments": [{"name": "Gateway"}, {"name": "Engine", "num_replicas": REPLICAS}],
-            }
-        ],
+    return endpoint(args, {"num_replicas": REPLICAS})
+
+
+def quality(seconds: Sequence[tuple[float, float]], machine: Machine) -> dict[str, Any]:
+    """Return the mean accuracy and agreement of the tokens, by the calibration at their thresholds."""
+    total = sum(tokens for _, tokens in seconds)
+    return {
+        "real_quality": {
+            name: sum(tokens * at(threshold) for threshold, tokens in seconds) / total
+            for name, at in (("accuracy", machine.accuracy_at), ("agreement", machine.agreement_at))
+        },
+        "real_seconds": seconds,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "serve.yaml"
-        config.write_text(yaml.safe_dump(fields))
-        command = [str(Path(sys.executable).with_name("mars-ray")), "serve", "--config", str(config)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("ready"):
-                    break
-            else:
-                raise SystemExit("the endpoint did not start")
-            url = "http://127.0.0.1:8123"
-            while len(replicas_of(url)) < REPLICAS:
-                time.sleep(0.5)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=180)
-
-
-class Sampler:
-    """Reads each second what the engines have generated and at which threshold, until its block ends."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._tokens = self._generated()[1]
-        self._seconds: list[tuple[float, float]] = []
-        """Mean threshold, and tokens generated, in each second."""
-
-    def __enter__(self) -> "Sampler":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._ended.wait(1.0):
-            threshold, tokens = self._generated()
-            self._seconds.append((threshold, tokens - self._tokens))
-            self._tokens = tokens
-
-    def _generated(self) -> tuple[float, float]:
-        lines = httpx2.get(f"{self._url}/metrics", timeout=30).text.splitlines()
-        thresholds = [float(line.split()[-1]) for line in lines if line.startswith("mars:threshold{")]
-        tokens = [float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total")]
-        return sum(thresholds) / len(thresholds), sum(tokens)
-
-    def quality(self, machine: Machine) -> dict[str, Any]:
-        """Return the mean accuracy and agreement of the tokens, by the calibration at their thresholds."""
-        total = sum(tokens for _, tokens in self._seconds)
-        return {
-            "real_quality": {
-                name: sum(tokens * at(threshold) for threshold, tokens in self._seconds) / total
-                for name, at in (("accuracy", machine.accuracy_at), ("agreement", machine.agreement_at))
-            },
-            "real_seconds": self._seconds,
-        }
-
-
-def replicas_of(url: str) -> list[dict[str, Any]]:
-    """Return the last reports of the engines."""
-    reports: list[dict[str, Any]] = httpx2.get(f"{url}/control", timeout=30).json()["replicas"]
-    return reports
-
-
-def send(
-    url: str, plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None = None
-) -> list[RequestRecord]:
-    """Send a load and return the records of its requests."""
-    served = httpx2.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
-    to = Target(url=url, model=served, extra_body={"temperature": 0} | (body or {}))
-    return asyncio.run(run_load(to, plan.requests, clients=clients))
 
 
 def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> LoadPlan:
@@ -251,36 +166,34 @@ def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> LoadPlan:
     return LoadPlan(iter(planned), len(planned))
 
 
-def closed_loop_rate(url: str, rows: list[TraceRow], pool: list[Any], count: int) -> float:
+def closed_loop_rate(rows: list[TraceRow], pool: list[Any], count: int) -> float:
     """Return the answers per second at threshold 1 with all slots in use."""
     requests = [replace(request, scheduled_s=None) for request in plan_of(rows, pool, 1.0).requests][:count]
     warm_up = requests[: count // 5]
-    send(url, LoadPlan(iter(warm_up), len(warm_up)), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # not counted
-    records = send(url, LoadPlan(iter(requests), len(requests)), 2 * REPLICAS * ROWS, {"threshold": 1.0})
+    send(LoadPlan(iter(warm_up), len(warm_up)), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # not counted
+    records = send(LoadPlan(iter(requests), len(requests)), 2 * REPLICAS * ROWS, {"threshold": 1.0})
     return len(records) / max(record.end_s for record in records)
 
 
-def front_seconds(url: str, pool: list[Any]) -> float:
+def front_seconds(pool: list[Any]) -> float:
     """Return half of the time that a single request spends outside the engine."""
     plan = closed_loop(pool, SEED, 30, 16)
-    before = engine_seconds(url)
-    records = send(url, plan, 1)
-    inside_s = engine_seconds(url) - before
+    before = engine_seconds()
+    records = send(plan, 1)
+    inside_s = engine_seconds() - before
     return max(0.0, (sum(record.e2e_s for record in records) - inside_s) / len(records) / 2)
 
 
-def engine_seconds(url: str) -> float:
+def engine_seconds() -> float:
     """Return the total seconds that requests have spent in the engines."""
-    lines = httpx2.get(f"{url}/metrics", timeout=30).text.splitlines()
+    lines = httpx2.get(f"{URL}/metrics", timeout=30).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:e2e_request_latency_seconds_sum"))
 
 
-def run_trace(
-    url: str, rows: list[TraceRow], pool: list[Any], speed: float
-) -> tuple[list[RequestRecord], list[dict[str, Any]]]:
+def run_trace(rows: list[TraceRow], pool: list[Any], speed: float) -> tuple[list[RequestRecord], list[dict[str, Any]]]:
     """Return the records of the trace, and the last reports of the engines."""
-    records = send(url, plan_of(rows, pool, speed))
-    return records, replicas_of(url)
+    records = send(plan_of(rows, pool, speed))
+    return records, replicas()
 
 
 def simulation(

@@ -18,28 +18,24 @@ import asyncio
 import json
 import logging
 import random
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import openai
-import yaml
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.served import URL, endpoint
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.request import Request
 from mars_ray.load.plan import Texts, bundled_prompts
@@ -57,7 +53,6 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "request_router_kwargs": {"imbalanced_threshold": 5},
     },
 }
-URL = "http://127.0.0.1:8123"
 SYSTEM_PROMPTS = 6
 
 
@@ -143,7 +138,7 @@ def main() -> None:
     for number in range(arguments.rounds):
         planned = plan(arguments, number)
         for name, rounds in turns.items():
-            with endpoint(arguments, ROUTERS[name]):
+            with routed(arguments, ROUTERS[name]):
                 rounds.append(asyncio.run(talk(planned, arguments.max_tokens)))
             show(turns)
     if arguments.json:
@@ -172,9 +167,8 @@ def plan(arguments: argparse.Namespace, seed: int) -> list[Conversation]:
     return planned
 
 
-@contextmanager
-def endpoint(arguments: argparse.Namespace, router: dict[str, Any]) -> Iterator[None]:
-    """Run `mars-ray serve` with engines of one thread until the block ends."""
+def routed(arguments: argparse.Namespace, router: dict[str, Any]) -> AbstractContextManager[None]:
+    """Return an endpoint with engines of one thread behind this router."""
     args = {
         "model": arguments.model,
         "threshold": 1.0,
@@ -182,32 +176,8 @@ def endpoint(arguments: argparse.Namespace, router: dict[str, Any]) -> Iterator[
         "engine": {"threads": 1, "quantize": arguments.quantize, "max_num_seqs": 8},
         "limits": {"requests": 512, "requests_per_key": 512},
     }
-    engine = {"name": "Engine", "num_replicas": arguments.replicas, "request_router_config": router}
-    engine["ray_actor_options"] = {"num_cpus": 0.1}
-    application = {
-        "name": "mars",
-        "route_prefix": "/",
-        "import_path": "mars_ray.ray_serve:build_openai_app",
-        "args": args,
-        "deployments": [{"name": "Gateway"}, engine],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "serve.yaml"
-        config.write_text(
-            yaml.safe_dump({"http_options": {"host": "127.0.0.1", "port": 8123}, "applications": [application]})
-        )
-        command = [str(Path(sys.executable).with_name("mars-ray")), "serve", "--config", str(config)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        try:
-            assert process.stdout is not None
-            if not any(line.startswith("ready") for line in process.stdout):
-                raise SystemExit("the endpoint did not start")
-            while len(httpx2.get(f"{URL}/control", timeout=30).json()["replicas"]) < arguments.replicas:
-                time.sleep(0.5)
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=180)
+    engine = {"num_replicas": arguments.replicas, "request_router_config": router}
+    return endpoint(args, engine | {"ray_actor_options": {"num_cpus": 0.1}})
 
 
 async def talk(planned: Sequence[Conversation], max_tokens: int) -> list[Turn]:

@@ -64,6 +64,8 @@ class RequestRecord:
     """Arrival times of the chunks; empty without streaming."""
     end_s: float
     http_status: int | None = None
+    text: str = ""
+    """Text of the answer as far as it arrived."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     tokens_per_forward: float | None = None

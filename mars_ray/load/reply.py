@@ -80,6 +80,7 @@ class ReplyRecorder:
             end_s=sent_s,
         )
         self._chunk_s: list[float] = []
+        self._texts: list[str] = []
         self._usage: Mapping[str, Any] = {}
         self._finished = False
         self._retry_after_s: float | None = None
@@ -111,6 +112,7 @@ class ReplyRecorder:
             return
         for choice in self._completion(data, now_s):
             delta = choice.get("delta")
+            self._keep_text(delta)
             # Text, a tool call or reasoning counts as a chunk; a role alone does not.
             if isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role"):
                 self._chunk_s.append(now_s)
@@ -118,8 +120,11 @@ class ReplyRecorder:
 
     def body(self, text: str, now_s: float) -> None:
         """Record a reply that is not streamed. Raises `ValueError` if it is not a chat completion."""
-        if not self._completion(text, now_s) and not self.ended:
+        choices = self._completion(text, now_s)
+        if not choices and not self.ended:
             raise ValueError("the answer has no choices")
+        for choice in choices:
+            self._keep_text(choice.get("message"))
         self.end(RequestOutcome.OK, now_s)
 
     def stream_ended(self, now_s: float) -> None:
@@ -139,11 +144,16 @@ class ReplyRecorder:
             chunk_s=tuple(self._chunk_s),
             end_s=self._record.end_s if self.ended else now_s,
             http_status=self.http_status,
+            text="".join(self._texts),
             prompt_tokens=_count(self._usage.get("prompt_tokens")),
             completion_tokens=_count(self._usage.get("completion_tokens")),
             tokens_per_forward=_positive(self._usage.get("tokens_per_forward")),
             retry_after_s=self._retry_after_s,
         )
+
+    def _keep_text(self, message: object) -> None:
+        if isinstance(message, dict) and isinstance(content := message.get("content"), str):
+            self._texts.append(content)
 
     def _completion(self, text: str, now_s: float) -> list[dict[str, Any]]:
         """Return the choices of a completion or an event, and store its usage and error, if any."""

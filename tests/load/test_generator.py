@@ -29,13 +29,14 @@ def test_a_stream_is_read_whole_however_it_is_cut_and_ended(url: str, what: str)
     (seen,) = load(url, planned(what))
     assert (seen.outcome, seen.http_status, seen.error) == (RequestOutcome.OK, 200, None)
     assert (seen.prompt_tokens, seen.completion_tokens, seen.tokens_per_forward) == (5, 7, 3.5)
-    assert len(seen.chunk_s) == 2
+    assert (len(seen.chunk_s), seen.text) == (2, "one two three")
     assert 0 <= seen.sent_s <= seen.chunk_s[0] <= seen.chunk_s[1] <= seen.end_s
 
 
 def test_an_answer_without_streaming_has_an_end_and_no_chunks(url: str, server: SmallServer) -> None:
     (seen,) = load(url, planned("plain"), stream=False)
     assert (seen.outcome, seen.chunk_s, seen.completion_tokens) == (RequestOutcome.OK, (), 7)
+    assert seen.text == "one two three"
     assert seen.ttft_s is None and seen.e2e_s >= 0
     assert server.bodies[0]["stream"] is False and "stream_options" not in server.bodies[0]
 
