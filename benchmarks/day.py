@@ -53,7 +53,7 @@ def main() -> None:
     """Run the day with each policy, print a table after each, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--adapter", required=True, help="name or folder")
+    parser.add_argument("--adapter", help="name or folder")
     parser.add_argument("--quantize", choices=("int8", "int4"))
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--tasks", default="humaneval", help="tasks as in `mars-ray evaluate`")
@@ -111,13 +111,12 @@ def deployment(
     threads = max(1, usable_cpus() // arguments.engines)
     args = {
         "model": arguments.model,
-        "adapter": arguments.adapter,
         "threshold": policy["threshold"],
         "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
         "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
         "engine": {"threads": threads, "quantize": arguments.quantize, "max_num_seqs": ROWS},
         "limits": {"requests": 512, "requests_per_key": 512},
-    }
+    } | ({"adapter": arguments.adapter} if arguments.adapter else {})
     return args, {"num_replicas": arguments.engines, "ray_actor_options": {"num_cpus": 0.1}}
 
 
@@ -180,7 +179,7 @@ def figures(questions: Sequence[Question], records: Sequence[RequestRecord], slo
 def show(days: dict[str, dict[str, Any]], asked: int) -> None:
     """Print a table of the policies so far."""
     table = Table(
-        "policy", "right", "p", "in time", "answered", "tokens/s", "tokens/forward", "TTFT p50, p90", "mean θ"
+        "policy", "right", "p", "in time", "answered", "tokens/s", "tokens/forward", "TTFT p50, p90", "threshold"
     )
     first = next(iter(days.values()))["right"]
     for name, day in days.items():
