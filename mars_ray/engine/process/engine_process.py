@@ -46,14 +46,10 @@ class EngineProcess:
     async def start(cls, orders: socket.socket) -> Self:
         """Start a process that serves `orders`. Raises `ReplicaLostError` if the process does not start."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                _servers.fork(orders, theirs)
-            except ConnectionError:
-                ours.close()
-                raise ReplicaLostError(DIED) from None
         line, writer = await asyncio.open_connection(sock=ours)
         try:
+            with theirs:
+                _servers.fork(orders, theirs)
             [pid] = PID.unpack(await line.readexactly(PID.size))
         except BaseException as error:
             writer.close()
