@@ -71,7 +71,7 @@ def test_the_command_replaces_the_calibration_of_the_evaluated_model(
 
 def test_an_evaluation_of_other_weights_or_none_at_all_leaves_the_card(folder: Path, tmp_path: Path) -> None:
     before = (folder / CARD_FILE).read_bytes()
-    with pytest.raises(DataError, match=RESULTS_FILE):
+    with pytest.raises(DataError, match="Name the output folder of a finished `mars-ray evaluate`"):
         calibrate_from(tmp_path, folder)
     write_model(tmp_path / RESULTS_FILE, results())
     with pytest.raises(DataError, match="is an evaluation of another model or adapter"):
