@@ -26,7 +26,9 @@ def calibrate_from(
     calibrated = adapter_folder or folder
     card = writable_card(calibrated)
     if not (evaluation / RESULTS_FILE).is_file():
-        raise DataError(f"{evaluation} has no {RESULTS_FILE}. Name the output folder of a finished `mars-ray evaluate`.")
+        raise DataError(
+            f"{evaluation} has no {RESULTS_FILE}. Name the output folder of a finished `mars-ray evaluate`."
+        )
     results = read_model(evaluation / RESULTS_FILE, Results)
     digests = (folder_digest(folder), adapter_folder and folder_digest(adapter_folder))
     if digests != (results.plan.model_digest, results.plan.adapter_digest):
