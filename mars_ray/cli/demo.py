@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from mars_ray.cli.shared import MODEL_HELP, AdapterOption, AsJson
+from mars_ray.cli.shared import MODEL_HELP, AdapterOption, AsJson, QuantizeOption
 
 
 def demo(
@@ -17,6 +17,7 @@ def demo(
     ] = Path("out/demo"),
     model: Annotated[str | None, typer.Option(help=f"Run only races, with this model: {MODEL_HELP}")] = None,
     adapter: AdapterOption = None,
+    quantize: QuantizeOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the modes ar, exact and threshold on this machine, and race them on a few prompts.
@@ -44,7 +45,7 @@ def demo(
         threshold = ray_job.THRESHOLD
     elif adapter is None and model in shipped_adapters():
         adapter = model
-    with Track(model, adapter, threshold=threshold) as track:
+    with Track(model, adapter, quantize=quantize, threshold=threshold) as track:
         races = show_races(map(track.race, prompts), track.label, console)
     if as_json:
         print(json.dumps(results | {"track": track.label, "races": [asdict(race) for race in races]}))

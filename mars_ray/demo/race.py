@@ -14,9 +14,8 @@ from mars_ray.data.records import Message
 from mars_ray.engine.core.load import best_device, load_engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import EngineOptions
+from mars_ray.engine.options import EngineOptions, Quantize
 from mars_ray.engine.request import Request, SamplingParams
-from mars_ray.errors import ModelError
 from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting
 from mars_ray.measure import Sample, interleaved
 from mars_ray.model.resolve import model_label
@@ -131,7 +130,8 @@ def settings_at(threshold: float) -> tuple[DecodingSetting, ...]:
 class Track:
     """A model, with or without an adapter, that answers a prompt at every setting. Use it as a context manager.
 
-    Raises `ModelError` for a model that does not look ahead, and the errors of `load_engine` and `open_decoding_model`.
+    A model that does not look ahead has no thresholds; exact mode then drafts from text alone. Raises the errors of
+    `load_engine` and `open_decoding_model`.
     """
 
     def __init__(
@@ -139,27 +139,26 @@ class Track:
         model: str,
         adapter: str | None,
         *,
+        quantize: Quantize | None = None,
         threshold: float = 0.9,
         max_tokens: int = MAX_TOKENS,
         rounds: int = ROUNDS,
     ) -> None:
         decoding = open_decoding_model(model, adapter, device=best_device())
         resolved = decoding.base
-        if decoding.card is None or decoding.card.block is None:
-            raise ModelError(
-                f"{model} was not trained to look ahead, so there is nothing to race. Give an adapter for it."
-            )
-        self._settings = settings_at(threshold)
+        looks_ahead = decoding.card is not None and decoding.card.block is not None
+        self._settings = settings_at(threshold) if looks_ahead else (AR, EXACT)
         self._sampling = SamplingParams(max_tokens=max_tokens)
         self._rounds = rounds
-        options = EngineOptions(max_num_seqs=1)
+        options = EngineOptions(max_num_seqs=1, quantize=quantize)
         self._engine, checkpoint = load_engine(resolved, options, unnamed(decoding.adapter))
         self._encoder = ChatEncoder(checkpoint.tokenizer)
+        weights = quantize or resolved.dtype.name
         with_adapter = f" with the adapter {adapter}" if adapter else ""
         threads = torch.get_num_threads()
         threads_text = f"{threads} thread{'s' if threads > 1 else ''}"
-        self.label = f"{model_label(model, resolved.folder)}{with_adapter}, {resolved.dtype.name}, {threads_text}"
-        """Model, adapter, dtype and threads used in the races."""
+        self.label = f"{model_label(model, resolved.folder)}{with_adapter}, {weights}, {threads_text}"
+        """Model, adapter, format of the weights and threads used in the races."""
 
     def race(self, prompt: RacePrompt) -> Race:
         """Answer a prompt alone with each setting in turn, and return the median round of each setting."""

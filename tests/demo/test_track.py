@@ -5,10 +5,7 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 
-import pytest
-
 from mars_ray.demo.race import RacePrompt, Track
-from mars_ray.errors import ModelError
 from tests.samples import Cli
 
 ASSETS = Path(str(files("mars_ray"))) / "assets"
@@ -31,10 +28,13 @@ def test_settings_answer_alone_and_exact_says_the_same() -> None:
     assert track.label.startswith("bundled, float32, ")
 
 
-def test_a_model_that_does_not_look_ahead_has_no_race(tmp_path: Path) -> None:
+def test_a_model_that_does_not_look_ahead_races_in_exact_mode_with_drafts_from_text(tmp_path: Path) -> None:
     shutil.copytree(ASSETS / "bundled", tmp_path / "plain", ignore=shutil.ignore_patterns("mars.json"))
-    with pytest.raises(ModelError, match="was not trained to look ahead"):
-        Track(str(tmp_path / "plain"), None)
+    with Track(str(tmp_path / "plain"), None, quantize="int8", max_tokens=24, rounds=1) as track:
+        race = track.race(RacePrompt("structure", PROMPT))
+    assert [lane.setting for lane in race.lanes] == ["ar", "exact"]
+    assert race.lanes[0].text == race.lanes[1].text
+    assert track.label.startswith("plain, int8, ")
 
 
 def test_the_demo_races_a_model_that_is_named(mars_ray: Cli) -> None:
