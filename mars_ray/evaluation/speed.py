@@ -21,15 +21,20 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request, SamplingParams
 from mars_ray.errors import BadRecordError, DataError, RequestError
 from mars_ray.evaluation.results import SettingSpeed, SpeedMeasurement
-from mars_ray.evaluation.settings import DecodingSetting
+from mars_ray.evaluation.settings import AR, DecodingSetting
 from mars_ray.evaluation.tasks import Question, Task
 from mars_ray.measure import Sample, interleaved, machine
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.progress import ProgressLine
 
 PROMPTS = 64
+"""Largest number of prompts."""
+PROMPTS_MIN = 2
 ROUNDS = 3
 """Number of measured rounds, after one warm-up round."""
+SECONDS = 300.0
+"""Seconds that the measurement should take. A slow model answers fewer prompts, so that the evaluation does not take
+longer for the speeds than for the answers."""
 
 TimedPrompt = tuple[tuple[int, ...], SamplingParams]
 
@@ -50,9 +55,11 @@ def measure_speed(
     limit = max(task.max_tokens for task in tasks)
     engine = Engine(checkpoint, replace(options, max_request_tokens=limit), adapters=unnamed(adapter))
     try:
-        prompts = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
+        fitting = _prompts(engine, ChatEncoder(checkpoint.tokenizer), tasks, sampling)
+        turns = len(settings) * (ROUNDS + 1)
+        prompts = as_many_as_fit(fitting, partial(sample_speed, engine, setting=AR), SECONDS / turns)
         candidates = {setting.name: partial(sample_speed, engine, prompts, setting) for setting in settings}
-        with ProgressLine("measure speed", total=len(settings) * (ROUNDS + 1)) as progress:
+        with ProgressLine("measure speed", total=turns) as progress:
             samples = interleaved(candidates, ROUNDS, progress)
     finally:
         engine.close()
@@ -68,6 +75,16 @@ def measure_speed(
             for name, rounds in rates.items()
         },
     )
+
+
+def as_many_as_fit(
+    prompts: Sequence[TimedPrompt], sample: Callable[[Sequence[TimedPrompt]], Sample], seconds: float
+) -> Sequence[TimedPrompt]:
+    """Return the first prompts, as many as a sample takes about so many seconds to answer, but at least two."""
+    count = PROMPTS_MIN
+    while count < len(prompts) and sample(prompts[:count]).seconds < seconds / 2:
+        count *= 2
+    return prompts[:count]
 
 
 def _prompts(
