@@ -60,10 +60,16 @@ def on_a_cluster() -> Iterator[None]:
         yield
 
 
-def config_of(folder: Path, **mars: Any) -> LLMConfig:
-    """Return the config of serve_configs/ray_serve_llm.yaml for two replicas on CPUs."""
+def printed() -> dict[str, Any]:
+    """Return the config of the model in serve_configs/ray_serve_llm.yaml."""
     [app] = yaml.safe_load(CONFIG.read_text())["applications"]
     [config] = app["args"]["llm_configs"]
+    return dict(config)
+
+
+def config_of(folder: Path, **mars: Any) -> LLMConfig:
+    """Return the printed config for two replicas on CPUs."""
+    config = printed()
     config["engine_kwargs"] |= engine_kwargs(**mars)
     changed = {
         "model_loading_config": {"model_id": "bundled", "model_source": str(folder)},
@@ -109,9 +115,10 @@ def client(on_a_cluster: None) -> OpenAI:
     return OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
 
 
-def app_of(**changed: Any) -> Any:
+def app_of(deployment: dict[str, Any] | None = None, **changed: Any) -> Any:
     config = config_of(resolve_model("bundled"), controller={"name": "chat", "floor": 0.5, "settings": CONTROL})
     config.engine_kwargs.update(changed)
+    config.deployment_config = deployment or config.deployment_config
     return build_openai_app({"llm_configs": [config]})
 
 
@@ -223,6 +230,31 @@ def test_the_commands_show_and_set_the_threshold_on_the_cluster(client: OpenAI) 
     command("threshold", "clear", "--controller", "chat")
     until(lambda: in_force() == [1.0, 1.0])
     assert "the cluster has chat." in command("status", "--controller", "chats", code=2)
+
+
+def test_the_printed_policy_starts_a_replica_under_load_and_stops_it_after(client: OpenAI) -> None:
+    requests_alone_never_ask_for_one = {"target_ongoing_requests": 1000}
+    soon = {"look_back_period_s": 11, "upscale_delay_s": 1, "downscale_delay_s": 5}
+    scaling = printed()["deployment_config"]["autoscaling_config"]
+    scaling |= requests_alone_never_ask_for_one | soon | {"min_replicas": 1, "max_replicas": 2}
+    serve.run(app_of({"autoscaling_config": scaling}), name="llm")
+    until(lambda: len(in_force()) == 1)
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            answer(client, QUESTIONS[0])
+
+    callers = [threading.Thread(target=ask) for _ in range(12)]
+    for caller in callers:
+        caller.start()
+    try:
+        until(lambda: len(in_force()) == 2)
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+    until(lambda: len(in_force()) == 1)
 
 
 def test_ray_data_llm_answers_rows_by_their_own_threshold(on_a_cluster: None, expected: list[str]) -> None:

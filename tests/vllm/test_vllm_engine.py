@@ -234,7 +234,10 @@ def test_the_state_counts_what_runs_and_waits(llm: LLM) -> None:
     assert [chunk.finished.reason for chunk in cancelled if chunk.request_id == "counted 11" and chunk.finished] == [
         "cancelled"
     ]
-    ended = [chunk for step in run_steps(engine) for chunk in step if chunk.finished]
+    ended, first_tokens = list[Chunk](), list[float | None]()
+    for step in run_steps(engine):
+        ended += [chunk for chunk in step if chunk.finished]
+        first_tokens.append(engine.state().ttft_p95_s)  # of the last seconds, in which a slow machine takes one step
     after = engine.state()
     assert (during.running, during.waiting, during.max_num_seqs) == (8, 4, 8)
     assert 0 < during.kv_cache_usage < 1
@@ -245,7 +248,7 @@ def test_the_state_counts_what_runs_and_waits(llm: LLM) -> None:
     assert after.running == after.waiting == after.tokens_running == 0
     assert after.steps > before.steps
     assert after.step_time is not None and after.step_time.fixed_s + after.step_time.position_s > 0
-    assert after.ttft_p95_s is not None and after.tpot_p95_s is not None
+    assert any(latency is not None for latency in first_tokens) and after.tpot_p95_s is not None
 
 
 @pytest.mark.parametrize(
