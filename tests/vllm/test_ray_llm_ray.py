@@ -234,7 +234,7 @@ def test_the_commands_show_and_set_the_threshold_on_the_cluster(client: OpenAI) 
 
 def test_the_printed_policy_starts_a_replica_under_load_and_stops_it_after(client: OpenAI) -> None:
     requests_alone_never_ask_for_one = {"target_ongoing_requests": 1000}
-    soon = {"look_back_period_s": 11, "upscale_delay_s": 1, "downscale_delay_s": 5}
+    soon = {"look_back_period_s": 11, "upscale_delay_s": 1, "downscale_delay_s": 60}
     scaling = printed()["deployment_config"]["autoscaling_config"]
     scaling |= requests_alone_never_ask_for_one | soon | {"min_replicas": 1, "max_replicas": 2}
     serve.run(app_of({"autoscaling_config": scaling}), name="llm")
