@@ -21,8 +21,19 @@ def calibrated(*points: tuple[float, float]) -> ControlPlan:
 
 def test_without_findings_the_bounds_are_those_that_were_set() -> None:
     assert bounds(plan_of()) == Bounds(0.5, 0.95, 0.5)
-    assert bounds(plan_of(ServiceClass())) == Bounds(0.9, 0.95, 0.9)
     assert bounds(plan_of(), {}) == Bounds(0.5, 0.95, 0.5)
+
+
+def test_without_a_floor_of_its_own_a_class_keeps_its_ceiling_until_right_answers_were_measured() -> None:
+    plan = plan_of(ServiceClass())
+    agreement = plan.model_copy(update={"agreement": ((0.95, 1.0), (0.9, 1.0))})
+    for unmeasured in (plan, agreement):
+        found = bounds(unmeasured)
+        assert (found.floor, found.operator_floor) == (0.95, 0.9)
+        assert "never measured: calibrate the model on tasks, or set a floor" in found.floor_reason
+    accuracy = plan.model_copy(update={"accuracy": ((1.0, 0.8), (0.9, 0.8))})
+    fixed = plan.model_copy(update={"settings": plan.settings.model_copy(update={"policy": "deadline"})})
+    assert bounds(accuracy) == bounds(fixed) == Bounds(0.9, 0.95, 0.9)
 
 
 def test_an_audit_that_breaks_the_limit_raises_the_floor_above_it_and_says_so() -> None:

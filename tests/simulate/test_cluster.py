@@ -22,7 +22,7 @@ from mars_ray.simulate.simulator import REPORTING, SimulationOptions, simulate
 from tests.simulate.simulation_samples import FIXED, SURVIVAL, in_ticks, machine, poisson, run
 
 CLASSES = ControlPlan.model_validate({"classes": [{"name": "gold", "priority": 1}, {"name": "batch"}]})
-CAPACITY = ControlPlan.model_validate({"settings": {"policy": "capacity", "recover_s": 5}})
+CAPACITY = ControlPlan.model_validate({"settings": {"policy": "capacity", "recover_s": 5}, "classes": [{"floor": 0.9}]})
 AUTOREGRESSIVE = ControlPlan.model_validate({"settings": {"policy": "fixed"}, "ceiling": 1.0})
 
 arrivals = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 900), st.integers(1, 300)), min_size=1, max_size=60).map(

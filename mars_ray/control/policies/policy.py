@@ -26,6 +26,9 @@ SURE_TOKENS = 200.0
 SIGMAS = 3.0
 """Number of standard deviations by which an audit must be below the limit to raise a floor. Two would raise false
 alarms, because there are thousands of decisions a day."""
+NEVER_MEASURED = (
+    "the right answers that lower thresholds lose were never measured: calibrate the model on tasks, or set a floor"
+)
 State = TypeVar("State")
 
 
@@ -60,11 +63,16 @@ class Bounds:
 
 
 def bounds_of(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> dict[str, Bounds]:
-    """Return the bounds of every class."""
-    lowest, reason = _quality_floor(plan, profiles)
+    """Return the bounds of every class.
+
+    A class without a floor of its own keeps its ceiling if nobody knows how many right answers a lower threshold loses.
+    """
+    measured = _quality_floor(plan, profiles)
+    unknown = plan.settings.policy == "capacity" and not plan.accuracy
     bounds = {}
     for service_class in plan.classes:
         floor = plan.floor(service_class.name)
+        lowest, reason = (plan.ceiling, NEVER_MEASURED) if unknown and service_class.floor is None else measured
         raised = min(max(floor, lowest), plan.ceiling)
         bounds[service_class.name] = Bounds(raised, plan.ceiling, floor, reason if raised > floor else "")
     return bounds
