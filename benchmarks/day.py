@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
 
-from benchmarks.served import Sampler, endpoint, replicas, send
+from benchmarks.served import Sampler, closed_loop_rate, endpoint, policy_args, replicas, send
 from mars_ray.evaluation.code_check import check_sandbox
 from mars_ray.evaluation.metrics import mcnemar
 from mars_ray.evaluation.scorer import is_right
@@ -69,15 +69,16 @@ def main() -> None:
     slo = parse_slo(arguments.slo.split(","))
     assert slo is not None
     questions = questions_of(arguments)
+    requests = requests_of(questions, arguments.max_tokens)
     capacity = None
     days: dict[str, dict[str, Any]] = {}
     for name in arguments.policy or POLICIES:
         args, engine = deployment(arguments, POLICIES[name], slo)
         body = {"mode": "ar"} if name == AR else {}
         with endpoint(args, engine):
-            rate = closed_loop_rate(questions, arguments)
+            rate = capacity_of(requests, arguments.engines)  # of every policy, as it is the warm-up
             capacity = capacity or rate
-            planned = plan(questions, capacity, arguments)
+            planned = plan(requests, capacity, arguments.seed)
             with Sampler() as sampler:
                 records = send(planned, body=body)
             reports = replicas()
@@ -109,46 +110,32 @@ def deployment(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of the endpoint, and the deployment of its engines."""
     threads = max(1, usable_cpus() // arguments.engines)
-    args = {
-        "model": arguments.model,
-        "threshold": policy["threshold"],
-        "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
-        "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
-        "engine": {"threads": threads, "quantize": arguments.quantize, "max_num_seqs": ROWS},
-        "limits": {"requests": 512, "requests_per_key": 512},
-    } | ({"adapter": arguments.adapter} if arguments.adapter else {})
+    engine = {"threads": threads, "quantize": arguments.quantize, "max_num_seqs": ROWS}
+    args = policy_args(policy, slo, FLOOR) | {"model": arguments.model, "engine": engine}
+    if arguments.adapter:
+        args["adapter"] = arguments.adapter
     return args, {"num_replicas": arguments.engines, "ray_actor_options": {"num_cpus": 0.1}}
 
 
-def closed_loop_rate(questions: Sequence[Question], arguments: argparse.Namespace) -> float:
+def capacity_of(requests: Sequence[PlannedRequest], engines: int) -> float:
     """Return the answers per second at threshold 1 with all slots in use, after as many answers that do not count."""
-    count = WARM_UP * arguments.engines
-    for start in (0, count):
-        records = send(
-            LoadPlan(
-                iter(
-                    PlannedRequest(messages=question.messages, max_tokens=arguments.max_tokens)
-                    for question in questions[start : start + count]
-                ),
-                count,
-            ),
-            ROWS * arguments.engines,
-            {"threshold": 1.0},
-        )
-    return len(records) / max(record.end_s for record in records)
+    count = WARM_UP * engines
+    return closed_loop_rate(requests[:count], requests[count : 2 * count] or requests[:count], ROWS * engines)
 
 
-def plan(questions: Sequence[Question], capacity: float, arguments: argparse.Namespace) -> LoadPlan:
-    """Return each question once, at times of a Poisson process whose rate follows `SHARES`."""
-    drawn = random.Random(arguments.seed)
-    part_s = len(questions) / capacity / sum(SHARES)
-    parts = drawn.choices(range(len(SHARES)), SHARES, k=len(questions))
+def requests_of(questions: Sequence[Question], max_tokens: int) -> list[PlannedRequest]:
+    """Return a request for each question, without a time."""
+    return [PlannedRequest(messages=question.messages, max_tokens=max_tokens) for question in questions]
+
+
+def plan(requests: Sequence[PlannedRequest], capacity: float, seed: int) -> LoadPlan:
+    """Return each request once, at times of a Poisson process whose rate follows `SHARES`."""
+    drawn = random.Random(seed)
+    part_s = len(requests) / capacity / sum(SHARES)
+    parts = drawn.choices(range(len(SHARES)), SHARES, k=len(requests))
     times_s = sorted((part + drawn.random()) * part_s for part in parts)
-    planned = (
-        PlannedRequest(messages=question.messages, max_tokens=arguments.max_tokens, scheduled_s=time_s)
-        for question, time_s in zip(questions, times_s, strict=True)
-    )
-    return LoadPlan(planned, len(questions))
+    planned = (replace(request, scheduled_s=time_s) for request, time_s in zip(requests, times_s, strict=True))
+    return LoadPlan(planned, len(requests))
 
 
 def figures(questions: Sequence[Question], records: Sequence[RequestRecord], slo: RequestSlo) -> dict[str, Any]:

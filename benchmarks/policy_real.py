@@ -27,7 +27,7 @@ import httpx2
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.served import URL, Sampler, endpoint, replicas, send
+from benchmarks.served import URL, Sampler, closed_loop_rate, endpoint, policy_args, replicas, send
 from mars_ray.adapter.card import decoding_card, resolve_adapter
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.data.prompt_file import read_prompts
@@ -89,7 +89,7 @@ def main() -> None:
             policy = POLICIES[name]
             with controlled(model_args, policy, slo, arguments.rehearse):
                 if speed is None:
-                    capacity = closed_loop_rate(rows, pool, arguments.capacity_requests)
+                    capacity = capacity_of(rows, pool, arguments.capacity_requests)
                     speed = arguments.load * capacity / (len(rows) / arguments.seconds)
                 front_s = front_seconds(pool)
                 with Sampler() as sampler:
@@ -131,13 +131,8 @@ def controlled(
     model_args: dict[str, str], policy: dict[str, Any], slo: RequestSlo, rehearse: str | None
 ) -> AbstractContextManager[None]:
     """Return an endpoint with two engines under this policy."""
-    args = model_args | {
-        "threshold": policy["threshold"],
-        "classes": [{"name": "standard", "floor": min(FLOOR, policy["threshold"])}],
-        "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
-        "engine": {"max_num_seqs": ROWS, "max_waiting_seqs": QUEUE} | ({"rehearse": rehearse} if rehearse else {}),
-        "limits": {"requests": 512, "requests_per_key": 512},
-    }
+    engine = {"max_num_seqs": ROWS, "max_waiting_seqs": QUEUE} | ({"rehearse": rehearse} if rehearse else {})
+    args = model_args | policy_args(policy, slo, FLOOR) | {"engine": engine}
     return endpoint(args, {"num_replicas": REPLICAS})
 
 
@@ -166,13 +161,10 @@ def plan_of(rows: list[TraceRow], pool: list[Any], speed: float) -> LoadPlan:
     return LoadPlan(iter(planned), len(planned))
 
 
-def closed_loop_rate(rows: list[TraceRow], pool: list[Any], count: int) -> float:
+def capacity_of(rows: list[TraceRow], pool: list[Any], count: int) -> float:
     """Return the answers per second at threshold 1 with all slots in use."""
     requests = [replace(request, scheduled_s=None) for request in plan_of(rows, pool, 1.0).requests][:count]
-    warm_up = requests[: count // 5]
-    send(LoadPlan(iter(warm_up), len(warm_up)), 2 * REPLICAS * ROWS, {"threshold": 1.0})  # not counted
-    records = send(LoadPlan(iter(requests), len(requests)), 2 * REPLICAS * ROWS, {"threshold": 1.0})
-    return len(records) / max(record.end_s for record in records)
+    return closed_loop_rate(requests[: count // 5], requests, 2 * REPLICAS * ROWS)
 
 
 def front_seconds(pool: list[Any]) -> float:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import yaml
 from mars_ray.load.client import Target
 from mars_ray.load.generator import run_load
 from mars_ray.load.plan import LoadPlan
-from mars_ray.load.record import RequestRecord
+from mars_ray.load.record import PlannedRequest, RequestRecord, RequestSlo
 
 URL = "http://127.0.0.1:8123"
 
@@ -55,6 +55,16 @@ def endpoint(args: dict[str, Any], engine: dict[str, Any]) -> Iterator[None]:
             process.communicate(timeout=180)
 
 
+def policy_args(policy: dict[str, Any], slo: RequestSlo, lowest: float) -> dict[str, Any]:
+    """Return the arguments of an endpoint with one class, whose threshold a policy lowers to `lowest` at most."""
+    return {
+        "threshold": policy["threshold"],
+        "classes": [{"name": "standard", "floor": min(lowest, policy["threshold"])}],
+        "control": {"policy": policy["policy"], "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}},
+        "limits": {"requests": 512, "requests_per_key": 512},
+    }
+
+
 def replicas() -> list[dict[str, Any]]:
     """Return the last reports of the engines."""
     reports: list[dict[str, Any]] = httpx2.get(f"{URL}/control", timeout=30).json()["replicas"]
@@ -66,6 +76,13 @@ def send(plan: LoadPlan, clients: int | None = None, body: dict[str, Any] | None
     served = httpx2.get(f"{URL}/v1/models", timeout=30).json()["data"][0]["id"]
     target = Target(url=URL, model=served, extra_body={"temperature": 0} | (body or {}))
     return asyncio.run(run_load(target, plan.requests, clients=clients))
+
+
+def closed_loop_rate(warm_up: Sequence[PlannedRequest], counted: Sequence[PlannedRequest], clients: int) -> float:
+    """Return the answers per second at threshold 1 to the counted requests, after those of the warm-up."""
+    for requests in (warm_up, counted):
+        records = send(LoadPlan(iter(requests), len(requests)), clients, {"threshold": 1.0})
+    return len(records) / max(record.end_s for record in records)
 
 
 class Sampler:
@@ -85,12 +102,16 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self._read()  # what came after the last whole second
 
     def _sample(self) -> None:
         while not self._ended.wait(1.0):
-            threshold, tokens = _generated()
-            self.seconds.append((threshold, tokens - self._tokens))
-            self._tokens = tokens
+            self._read()
+
+    def _read(self) -> None:
+        threshold, tokens = _generated()
+        self.seconds.append((threshold, tokens - self._tokens))
+        self._tokens = tokens
 
 
 def _generated() -> tuple[float, float]:

@@ -70,7 +70,7 @@ def block_of(
 
 
 def threshold_of(name: str) -> float:
-    """Return the threshold in the name of a setting of mode threshold."""
+    """Return the threshold that the name of a setting ends with, as in "threshold 0.9"."""
     return float(name.removeprefix(f"{Mode.THRESHOLD.value} "))
 
 
