@@ -66,7 +66,8 @@ def teach(engine: Engine, right_shares: Sequence[float]) -> None:
     for number in range(LEARNED):
         draw = (number * 0.6180339887) % 1
         engine.profile.observe_masks(len(chances), chances, PositionPrice(0.0))
-        engine.profile.observe_drafts(chances, sum(draw < share for share in right_shares))
+        right = sum(draw < share for share in right_shares)
+        engine.profile.observe_drafts(chances, [1.0] * right + [0.0] * (right < len(chances)))
     engine.profile.points()
 
 

@@ -4,7 +4,7 @@ Values are checked when a request is created. `core/limits` checks the limits th
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from hashlib import blake2b
 from numbers import Integral
@@ -135,18 +135,35 @@ NUMBERS: Mapping[str, NumberLimits] = {
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The condition for accepting tokens at the masks of one forward without verification.
+    """The condition for keeping tokens that are not the model's own choice.
 
-    The first token whose confidence falls short, and all tokens after it, become drafts, which the next forward
-    verifies. Wrong drafts cost time but change no answer, so only their cost limits their number.
+    A model trained on masks decides before verification: tokens at the masks of one forward are accepted while their
+    confidences pass the threshold. With an adapter the model decides at verification, because the adapter knows less
+    than the model (`lenient`). The first token that falls short, and all tokens after it, become drafts, which the next
+    forward verifies. Wrong drafts cost time but change no answer, so only their cost limits their number.
     """
 
     threshold: float
     metric: Metric
+    lenient: bool = False
+    """Whether the threshold applies to drafts: one is kept if the model finds it at least `threshold` times as likely
+    as the most likely token (lenience, arXiv 2211.17192, appendix A.5). Then no token escapes verification."""
 
     def accepts(self, confidence: float) -> bool:
-        """Return whether a token with this confidence needs no verification."""
-        return passes(confidence, self.threshold, self.metric)
+        """Return whether a token at a mask with this confidence needs no verification."""
+        return not self.lenient and passes(confidence, self.threshold, self.metric)
+
+    def keeps(self, ratio: float) -> bool:
+        """Return whether to keep a draft whose probability is `ratio` times that of the most likely token.
+
+        A draft without any probability is never kept.
+        """
+        return self.lenient and not self.lossless and ratio >= self.threshold and ratio > 0
+
+    @property
+    def lossless(self) -> bool:
+        """Whether only tokens are kept that are the model's own choice."""
+        return accepts_nothing(self.threshold, self.metric)
 
 
 LOSSLESS = Acceptance(1.0, Metric.PROBABILITY)
@@ -189,14 +206,17 @@ class DecodeParams:
         if self.block is not None:
             _check_int("block", self.block, 1, 64)
 
-    def acceptance(self, engine_threshold: float) -> Acceptance | None:
-        """Return the condition for accepting tokens at masks, given the engine's threshold; None without masks."""
+    def acceptance(self, engine_threshold: float, *, lenient: bool = False) -> Acceptance | None:
+        """Return the condition for keeping tokens, given the engine's threshold; None without masks.
+
+        `lenient` says that thresholds on the probability apply to drafts.
+        """
         if self.mode is Mode.AR:
             return None
         threshold = max(engine_threshold, self.floor or 0.0) if self.threshold is None else self.threshold
         if self.mode is Mode.EXACT or accepts_nothing(threshold, self.metric):
-            return LOSSLESS
-        return Acceptance(threshold, self.metric)
+            return replace(LOSSLESS, lenient=lenient)
+        return Acceptance(threshold, self.metric, lenient and self.metric is Metric.PROBABILITY)
 
     @property
     def confidence_metric(self) -> Metric:

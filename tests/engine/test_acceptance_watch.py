@@ -21,6 +21,7 @@ from mars_ray.engine.stats.acceptance_watch import (
     AcceptanceWatch,
 )
 from mars_ray.engine.stats.state import SourceAcceptance, warnings_of
+from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.test_adapter import some_adapter
 from tests.factories.cards import adapter_card
@@ -219,7 +220,7 @@ def test_masks_that_recover_are_on_again_with_the_speed_of_the_card(
     watched = engine._adapters.default.watch
     tokens_per_forward = [point.tokens_per_forward for point in engine.profile.points()]
     for _ in range(2 * WINDOW):
-        engine.profile.observe_drafts([0.9] * 4, 0)
+        engine.profile.observe_drafts([0.9] * 4, [0.0])
     observe(watched, BAD, WINDOW)
     outputs = run(engine, asked(prompts[::40], AHEAD))
     assert not any(chunk.masks for output in outputs.values() for chunk in output.chunks)
@@ -244,12 +245,14 @@ def test_reproducible_answers_below_threshold_1_keep_their_masks(
     assert answers[0] == answers[1]
 
 
-def test_tokens_accepted_unverified_are_judged_by_audits(
-    adapters: dict[str | None, Adapter], prompts: list[tuple[int, ...]]
+@pytest.mark.parametrize("metric", [Metric.PROBABILITY, Metric.MARGIN])
+def test_tokens_that_a_threshold_keeps_are_judged_by_the_models_own_choice(
+    metric: Metric, adapters: dict[str | None, Adapter], prompts: list[tuple[int, ...]]
 ) -> None:
     engine = make_adapted(adapters)
+    keep_all = DecodeParams(threshold=0.0, metric=metric, block=2, adapter="bad")
     for _ in range(99):
-        run(engine, asked(prompts[::12], DecodeParams(threshold=0.0, block=2, adapter="bad"), ignore_eos=True))
+        run(engine, asked(prompts[::12], keep_all, ignore_eos=True))
         if alarms(engine).get("masks of bad"):
             return
     pytest.fail("no alarm")

@@ -30,7 +30,7 @@ def of_use_only_where_accepted() -> Profile:
     """Every mask has a confidence of 0.8, and no draft is ever right."""
     profile = learned(Profile(BLOCK), [0.8] * (BLOCK - 1))
     for _ in range(2 * FOLD_FORWARDS):
-        profile.observe_drafts([0.8] * (BLOCK - 1), 0)
+        profile.observe_drafts([0.8] * (BLOCK - 1), [0.0])
     profile.points()
     return profile
 
@@ -163,7 +163,7 @@ def test_a_request_that_fixes_its_seed_gets_the_full_block_unless_drafts_are_ver
 def test_drafts_that_are_never_right_are_not_made_where_positions_cost() -> None:
     profile = learned(Profile(BLOCK), SURE)
     for _ in range(2 * FOLD_FORWARDS):
-        profile.observe_drafts(SURE, 0)
+        profile.observe_drafts(SURE, [0.0])
     profile.points()
     blocks = BlockChoice(profile, timed(fixed_s=1e-2, position_s=1e-3))
     assert chosen(blocks, running(), threshold=1.0) == [1] * 3

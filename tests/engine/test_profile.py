@@ -95,7 +95,7 @@ def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> N
     profile = Profile(BLOCK)
     for number in range(1000):
         profile.observe_masks(4, [1.0] * 4, PositionPrice(0.05))
-        profile.observe_drafts([1.0] * 4, 4 if number % 2 else 2)
+        profile.observe_drafts([1.0] * 4, [1.0] * 4 if number % 2 else [1.0, 1.0, 0.0])
         profile.observe_rows((0, 0, 0, 0, 4), read=True, surprised=False)
         if number % 2:
             profile.observe_rows((0, 0, 0, 0, 4), read=False, surprised=True)
@@ -117,7 +117,7 @@ def test_an_end_in_sight_takes_one_more_forward_where_drafts_are_verified() -> N
     profile = Profile(BLOCK)
     for _ in range(1000):
         profile.observe_masks(4, [0.9] * 3, PositionPrice(0.05), ends=True)
-        profile.observe_drafts([0.9] * 3, 3, ends=True)
+        profile.observe_drafts([0.9] * 3, [1.0] * 3, ends=True)
     assert tokens_per_forward(profile, 1.0) == pytest.approx((1 + 2 + 1) / 2, rel=0.01)
     assert tokens_per_forward(profile, 0.9) == pytest.approx(4)
 
@@ -127,7 +127,7 @@ def test_an_end_in_sight_that_turns_out_wrong_takes_no_forward_for_its_verificat
     for number in range(1000):
         right = number % 2
         profile.observe_masks(4, [1.0] * 3, PositionPrice(0.05), ends=True)
-        profile.observe_drafts([1.0] * 3, 3 if right else 1, ends=True)
+        profile.observe_drafts([1.0] * 3, [1.0] * 3 if right else [1.0, 0.0], ends=True)
         profile.observe_rows((0, 0, 0, 4), read=bool(right), surprised=not right)
     # Both ways take two forwards. Four tokens come of right drafts, three of a first draft that is right.
     assert tokens_per_forward(profile, 1.0) == pytest.approx((4 + 3) / 2 / 2, rel=0.01)
@@ -139,7 +139,7 @@ def test_masks_that_are_certain_fade_out_towards_a_threshold_of_one() -> None:
 
 
 def test_below_the_grid_survival_is_that_of_its_lowest_threshold() -> None:
-    profile = filled([(4, [0.31, 0.31, 0.1, 0.1])])
+    profile = filled([(4, [0.03, 0.03, 0.01, 0.01])])
     assert survival(profile, 0.0).tolist() == survival(profile, GRID[-1]).tolist() == [1, 1, 0, 0]
 
 
@@ -241,7 +241,7 @@ def test_what_falls_short_of_a_threshold_counts_as_drafts() -> None:
     profile = Profile(BLOCK)
     for _ in range(FOLD_FORWARDS):
         profile.observe_masks(4, [0.95, 0.6, 0.9, 0.01], PositionPrice(0.05))
-        profile.observe_drafts([0.6, 0.9], 2, after=1)
+        profile.observe_drafts([0.6, 0.9], [1.0, 1.0], after=1)
     points = {point.threshold: point for point in profile.points()}
     # At 0.9 one mask is accepted, and two more give drafts, both of which were right every time.
     assert points[0.9].tokens_per_forward == pytest.approx(4, rel=0.02)
@@ -270,3 +270,52 @@ def test_text_gains_its_right_drafts_instead_of_the_drafts_from_masks_that_it_re
     assert both.positions_B[0] - masks.positions_B[0] == pytest.approx(mean_drafts, rel=0.05, abs=0.1)
     assert (both.tokens_B - masks.tokens_B)[1:] == pytest.approx(mean_right - replaced_right, rel=0.05, abs=0.1)
     assert (both.positions_B - masks.positions_B)[1:] == pytest.approx(mean_drafts - replaced_drafts, rel=0.05, abs=0.1)
+
+
+JUDGED = st.lists(
+    st.lists(st.tuples(st.floats(0, 1), st.one_of(st.floats(0, 1), st.just(1.0))), min_size=1, max_size=4),
+    min_size=1,
+    max_size=10,
+)
+"""For each forward, the confidence and the ratio of its drafts."""
+
+
+@given(JUDGED, st.sampled_from(GRID), st.sampled_from(GRID))
+def test_lenience_keeps_drafts_while_their_ratios_reach_the_threshold(
+    forwards: list[list[tuple[float, float]]], used: float, asked: float
+) -> None:
+    profile = Profile(BLOCK, lenient=True)
+    for forward in forwards:
+        ratios = [ratio for _, ratio in forward]
+        short = next((count for count, ratio in enumerate(ratios, start=1) if ratio < used), len(ratios))
+        profile.observe_drafts([sure for sure, _ in forward], ratios[:short])
+    profile.points()  # folds
+    kept = np.zeros(BLOCK - 1)
+    for forward in forwards:
+        chance, judged = 1.0, True
+        for mask, (sure, ratio) in enumerate(forward):
+            chance *= (ratio >= asked) if judged else sure
+            judged = judged and ratio >= used
+            kept[mask] += chance
+    assert profile._right_GK[GRID.index(asked)] == pytest.approx(kept, abs=1e-9)
+
+
+def test_with_lenience_sure_masks_are_drafts_at_every_threshold() -> None:
+    profile = Profile(BLOCK, lenient=True)
+    for _ in range(CALIBRATED_FORWARDS):
+        profile.observe_masks(4, [0.9] * 4, PositionPrice(0.01))
+        profile.observe_drafts([0.9] * 4, [1.0, 1.0, 0.3])
+    high, low = (tokens_per_forward(profile, threshold) for threshold in (0.5, 0.2))
+    assert high == tokens_per_forward(profile, 1.0) < low
+
+
+def test_the_agreement_of_lenience_is_the_share_of_kept_drafts_that_the_model_would_choose() -> None:
+    profile = Profile(BLOCK, lenient=True)
+    for _ in range(CALIBRATED_FORWARDS):
+        profile.observe_masks(4, [0.9] * 4, PositionPrice(0.01))
+        profile.observe_drafts([0.9] * 4, [1.0, 0.3, 0.05])
+        profile.observe_audit(0.0, [1.0, 0.3, 0.05], [True, False, False])
+    by_threshold = {point.threshold: point for point in profile.points()}
+    assert by_threshold[0.5].agreement == 1
+    tokens = by_threshold[0.2].tokens_per_forward
+    assert by_threshold[0.2].agreement == pytest.approx(1 - (tokens - 1) / tokens / 2)

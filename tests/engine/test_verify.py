@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -40,18 +41,23 @@ def ends_at(tokens: list[int], stop_ids: frozenset[int], max_tokens: int) -> int
 def verified_by_hand(
     proposals: list[Proposal],
     drafts: list[int],
+    ratios: list[float],
     needs: Acceptance,
     price: PositionPrice,
     stop_ids: frozenset[int],
     max_tokens: int,
 ) -> tuple[Verification, int]:
-    """Return the outcome, and how many proposals have to be seen for it."""
-    tokens = [each.token for each in proposals]
-    right = 0
-    while right < len(drafts) and tokens[right] == drafts[right]:
-        right += 1
-    verified = tokens[: ends_at(tokens[: right + 1], stop_ids, max_tokens)]
-    result = Verification(verified, num_accepted_drafts=min(right, len(verified)))
+    """Return the outcome, and how many proposals have to be seen for it. `ratios` are those of wrong drafts."""
+    same = [each.token == draft for each, draft in zip(proposals, drafts, strict=False)]
+    judged = [1.0 if equal else needs.lenient * ratio for equal, ratio in zip(same, ratios, strict=True)]
+    kept = [
+        equal or (needs.lenient and needs.threshold < 1 and ratio >= needs.threshold and ratio > 0)
+        for equal, ratio in zip(same, ratios, strict=True)
+    ]
+    right = kept.index(False) if False in kept else len(drafts)
+    tokens = [*drafts[:right], proposals[right].token]
+    verified = tokens[: ends_at(tokens, stop_ids, max_tokens)]
+    result = Verification(verified, num_accepted_drafts=min(right, len(verified)), ratios=judged[: len(verified)])
     over = verified[-1] in stop_ids or len(verified) == max_tokens or right < len(drafts)
     if over or not proposals[len(drafts)].is_argmax:
         return result, len(verified)
@@ -62,7 +68,7 @@ def verified_by_hand(
         sure = (
             mask.confidence <= needs.threshold if needs.metric is Metric.ENTROPY else mask.confidence >= needs.threshold
         )
-        if sure and not result.drafts.tokens and needs != LOSSLESS:
+        if sure and not result.drafts.tokens and needs != LOSSLESS and not needs.lenient:
             result.accepted.append(mask.token)
             result.accepted_confidences.append(mask.confidence)
         else:
@@ -70,7 +76,7 @@ def verified_by_hand(
             likely = [
                 math.exp(-each.confidence) if needs.metric is Metric.ENTROPY else each.confidence for each in masks
             ]
-            if seen == 1 and needs == LOSSLESS:
+            if seen == 1 and (needs == LOSSLESS or needs.lenient):
                 result.prediction = mask.token, likely[0]
             if math.prod(likely[first:seen]) < price.of_draft(seen - 1 - first):
                 break
@@ -81,7 +87,11 @@ def verified_by_hand(
     return result, len(verified) + seen
 
 
-ACCEPTANCES = st.one_of(st.just(LOSSLESS), st.builds(Acceptance, THRESHOLDS, st.sampled_from(Metric)))
+ACCEPTANCES = st.one_of(
+    st.just(LOSSLESS),
+    st.builds(Acceptance, THRESHOLDS, st.sampled_from(Metric)),
+    st.builds(Acceptance, st.floats(0, 1), st.just(Metric.PROBABILITY), st.just(True)),
+)
 
 
 @given(PROPOSALS, st.data(), ACCEPTANCES, PRICES, st.frozensets(TOKENS, max_size=2), st.integers(1, 10))
@@ -96,9 +106,11 @@ def test_the_outcome_is_that_of_the_slow_rules_and_looks_no_further_than_they_do
 ) -> None:
     count = data.draw(st.integers(0, len(proposals) - 1))
     drafts = [data.draw(st.sampled_from([each.token, 0])) for each in proposals[:count]]
+    ratios = [data.draw(st.floats(0, 1)) for _ in drafts]
     log: list[Proposal] = []
-    done = verify(behind_the_last(asked(proposals, log), drafts), drafts, needs, price, stop_ids, max_tokens)
-    assert (done, len(log)) == verified_by_hand(proposals, drafts, needs, price, stop_ids, max_tokens)
+    asked_for = replace(behind_the_last(asked(proposals, log), drafts), ratio=lambda index, draft: ratios[index])
+    done = verify(asked_for, drafts, needs, price, stop_ids, max_tokens)
+    assert (done, len(log)) == verified_by_hand(proposals, drafts, ratios, needs, price, stop_ids, max_tokens)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9), THRESHOLDS, st.sampled_from(Metric))
@@ -150,19 +162,41 @@ def test_a_token_that_is_not_the_models_first_choice_is_taken_and_is_the_last() 
 
 def test_the_first_wrong_draft_is_replaced_and_what_stood_behind_it_is_dropped() -> None:
     done = verify(behind_the_last(certain(1, 2, 3, 4, 5), [1, 9, 3]), [1, 9, 3], SURE, DEAR, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2], num_accepted_drafts=1)
+    assert done == Verification([1, 2], num_accepted_drafts=1, ratios=[1.0, 0.0])
+
+
+LENIENT = Acceptance(0.1, Metric.PROBABILITY, lenient=True)
+
+
+def test_lenience_keeps_a_draft_that_is_likely_enough_and_goes_on_after_it() -> None:
+    proposals = replace(behind_the_last(certain(1, 2, 3), [1, 9]), ratio=lambda index, draft: 0.1)
+    done = verify(proposals, [1, 9], LENIENT, DEAR, NO_STOP, max_tokens=9)
+    assert done == Verification([1, 9, 3], num_accepted_drafts=2, ratios=[1.0, 0.1])
+
+
+def test_lenience_accepts_no_token_before_it_is_verified() -> None:
+    cheap = PositionPrice(0.01)
+    done = verify(behind_the_last(certain(1, 2), []), [], LENIENT, cheap, NO_STOP, max_tokens=9)
+    assert (done.accepted, done.drafts.tokens) == ([], [2])
+
+
+def test_at_threshold_1_lenience_does_not_keep_a_tie() -> None:
+    proposals = replace(behind_the_last(certain(1, 2), [9]), ratio=lambda index, draft: 1.0)
+    done = verify(proposals, [9], replace(LENIENT, threshold=1.0), DEAR, NO_STOP, max_tokens=9)
+    assert done.verified == [1]
 
 
 def test_when_all_drafts_are_right_the_step_goes_on_at_the_masks() -> None:
     proposals = [*certain(1, 2, 3), Proposal(4, 0.95, True), Proposal(5, 0.97, True), Proposal(6, 0.5, True)]
     done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, DEAR, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2, 3], accepted=[4, 5], accepted_confidences=[0.95, 0.97], num_accepted_drafts=2)
+    assert (done.verified, done.num_accepted_drafts) == ([1, 2, 3], 2)
+    assert (done.accepted, done.accepted_confidences) == ([4, 5], [0.95, 0.97])
 
 
 def test_behind_a_wrong_draft_the_step_goes_on_at_the_masks_behind_the_right_ones() -> None:
     proposals = Proposals(iter(certain(1, 2, 3)), lambda right: certain(10 * right, 10 * right + 1))
     done = verify(proposals, [1, 9], SURE, DEAR, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 2], accepted=[10, 11], accepted_confidences=[1.0, 1.0], num_accepted_drafts=1)
+    assert (done.verified, done.accepted, done.num_accepted_drafts) == ([1, 2], [10, 11], 1)
 
 
 def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_right() -> None:

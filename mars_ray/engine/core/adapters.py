@@ -50,6 +50,11 @@ class MaskDecoder:
     """Largest number of tokens proposed per forward. At 1 there are no masks."""
     watch: AcceptanceWatch
 
+    @property
+    def lenient(self) -> bool:
+        """Whether thresholds apply to drafts, which the base judges, because the adapter knows less than the base."""
+        return self.adapter is not None
+
 
 class Adapters:
     """The adapters of the model `base`, for the steps of `runner`."""
@@ -84,6 +89,11 @@ class Adapters:
     def block(self) -> int:
         """Largest block of all decoders."""
         return max(decoder.block for decoder in self._decoders)
+
+    @property
+    def lenient(self) -> bool:
+        """Whether thresholds apply to drafts, for the first decoder that has masks."""
+        return next((decoder.lenient for decoder in self._decoders if decoder.block > 1), False)
 
     @property
     def have_masks(self) -> bool:

@@ -88,7 +88,7 @@ class Engine:
         self.kernels = self._forwards.kernels
         self.grammars = Grammars(checkpoint, limits.vocab_size)
         """Compiled grammars of requests; `add` compiles a grammar that was not prepared."""
-        self.profile = Profile(self.block, self._adapters.calibration)
+        self.profile = Profile(self.block, self._adapters.calibration, lenient=self._adapters.lenient)
         self._stats = EngineStats(self._thresholds.by_class, clock, step_model=options.step_model, sleep=sleep)
         self.step_time = self._stats.step_time
         self._blocks = BlockChoice(self.profile, self.step_time)
@@ -119,7 +119,7 @@ class Engine:
     def set_adapters(self, adapters: abc.Mapping[str, LoadedAdapter]) -> None:
         """Replace the adapters with a name between two steps. Requests keep the adapter that they began with."""
         self._adapters.set(adapters)
-        self.profile.widen(self.block, self._adapters.calibration)
+        self.profile.widen(self.block, self._adapters.calibration, lenient=self._adapters.lenient)
 
     @property
     def running(self) -> int:
@@ -230,9 +230,9 @@ class Engine:
         )
 
     def _acceptance(self, sequence: Sequence) -> Acceptance | None:
-        """Return the condition for accepting tokens at masks in a sequence now; None if the sequence gets no masks."""
+        """Return the condition for keeping tokens in a sequence now; None if the sequence gets no masks."""
         decoder = self._adapters.decoder_of(sequence)
-        acceptance = self._thresholds.acceptance(sequence) if decoder.block > 1 else None
+        acceptance = self._thresholds.acceptance(sequence, lenient=decoder.lenient) if decoder.block > 1 else None
         if acceptance and decoder.watch.off and not reproducible(sequence, acceptance):
             return None
         return acceptance

@@ -32,9 +32,9 @@ class ClassThresholds:
         self.changes += sum(value != self.by_class[name] for name, value in by_class.items())
         self.by_class |= by_class
 
-    def acceptance(self, sequence: Sequence) -> Acceptance | None:
-        """Return the condition for accepting tokens at masks in a sequence now; None if the sequence gets no masks."""
-        return sequence.request.decode.acceptance(self.by_class[sequence.service_class])
+    def acceptance(self, sequence: Sequence, *, lenient: bool) -> Acceptance | None:
+        """Return the condition for keeping tokens in a sequence now; None if the sequence gets no masks."""
+        return sequence.request.decode.acceptance(self.by_class[sequence.service_class], lenient=lenient)
 
     def check_class(self, request: Request) -> None:
         """Raise `RequestError` for a request of an unknown class."""

@@ -11,7 +11,7 @@ from mars_ray.engine.chunk import Audit, FinishReason
 from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.request import LOSSLESS, Acceptance
+from mars_ray.engine.request import Acceptance
 from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Drafts, Sequence
@@ -33,7 +33,8 @@ class Emitted:
     """Character at which the text of each token begins (see `TokenLogprobs`). Empty if the request does not ask for
     log-probabilities."""
     accepted: int = 0
-    """Number of tokens that were accepted at masks without verification."""
+    """Number of tokens kept because of the threshold: accepted at masks without verification, or drafts that are not
+    the model's own choice."""
 
 
 def chosen_picks(picks: Picks, verification: Verification) -> list[int]:
@@ -59,7 +60,8 @@ def advance(sequence: Sequence, verification: Verification) -> Emitted:
     sequence.prediction = verification.prediction if is_next else None
     sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens))
     unverified = len(emitted.tokens) - len(verification.verified)
-    return replace(emitted, accepted=max(0, min(unverified, len(verification.accepted))))
+    kept = sum(ratio < 1 for ratio in verification.ratios[: min(verification.num_accepted_drafts, len(emitted.tokens))])
+    return replace(emitted, accepted=kept + max(0, min(unverified, len(verification.accepted))))
 
 
 def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> tuple[list[int], bool]:
@@ -134,12 +136,14 @@ def record(
         return
     if scheduled.num_masks:
         _record_masks(profile, scheduled, picks, verification, output, price)
+    ratios = verification.ratios
     if (confidences := sequence.drafts.probabilities) and not sequence.drafts.text and sequence.matcher is None:
-        right = verification.num_accepted_drafts
         ends = sequence.drafts.tokens[-1] in sequence.stop_ids  # a stop token is the last draft
-        profile.observe_drafts(confidences, right, after=len(sequence.accepted_confidences), ends=ends)
-        if not sequence.accepted_confidences and acceptance == LOSSLESS:
-            profile.observe_audit(0.0, confidences, [True] * right + [False])
+        profile.observe_drafts(confidences, ratios, after=len(sequence.accepted_confidences), ends=ends)
+        if acceptance.lossless and not acceptance.lenient and not sequence.accepted_confidences:
+            profile.observe_audit(0.0, confidences, [ratio == 1 for ratio in ratios])
+    if acceptance.lenient and sequence.matcher is None:
+        profile.observe_audit(0.0, ratios, [ratio == 1 for ratio in ratios])
     if audits:
         agreed = [audit.token == token for audit, token in zip(audits, sequence.tokens[-len(audits) :], strict=True)]
         profile.observe_audit(acceptance.threshold, sequence.accepted_confidences, agreed)
@@ -157,7 +161,11 @@ def judged_prediction(
     temperature = sequence.request.sampling.temperature
     if temperature <= 1 and sequence.prediction and verification.verified:
         token, confidence = sequence.prediction
-        return (confidence**2 if temperature else confidence), token == verification.verified[0]
+        kept = verification.num_accepted_drafts > 0 and verification.ratios[0] < 1
+        if kept and token != verification.verified[0]:
+            return None  # a draft from text was kept, and the model's own choice is not known
+        right = token == verification.verified[0] and not kept
+        return (confidence**2 if temperature else confidence), right
     if audits:
         probability = least_probability(sequence.accepted_confidences[0], metric)
         return probability, audits[0].token == sequence.tokens[-len(audits)]

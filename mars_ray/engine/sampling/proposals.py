@@ -15,6 +15,7 @@ from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.sampling.commit import Emitted
 from mars_ray.engine.sampling.sampler import (
     SamplingPosition,
+    draft_ratio,
     has_penalties,
     is_greedy,
     positions_of,
@@ -63,7 +64,11 @@ def _likeliest(read: Picks, output: ForwardOutput) -> Proposals:
         part = slice(picks.start, picks.stop)
         return zip(output.tokens[part], output.confidences[part], repeat(True))
 
-    return Proposals(at(read.verifying), lambda right: at(read.masks[right]))
+    def ratio(index: int, draft: int) -> float:
+        row_V = output.logits_MV[read.verifying[index]]
+        return float((row_V[draft] - row_V[output.tokens[read.verifying[index]]]).exp())
+
+    return Proposals(at(read.verifying), lambda right: at(read.masks[right]), ratio)
 
 
 def _propose_together(batch: list[tuple[Sequence, Picks]], output: ForwardOutput) -> list[Proposals]:
@@ -71,8 +76,10 @@ def _propose_together(batch: list[tuple[Sequence, Picks]], output: ForwardOutput
     picks = [pick for _, read in batch for part in (read.verifying, *read.masks) for pick in part]
     logits_MV = output.logits_MV[picks]
     positions: list[SamplingPosition] = []
+    starts: list[int] = []
     start = 0
     for sequence, read in batch:
+        starts.append(start)
         for ahead, part in enumerate((read.verifying, *read.masks)):
             if part:
                 process_logits(logits_MV[start : start + len(part)], sequence, ahead)
@@ -83,8 +90,11 @@ def _propose_together(batch: list[tuple[Sequence, Picks]], output: ForwardOutput
         Proposals(
             (chosen[pick] for pick in read.verifying),
             lambda right, read=read: (chosen[pick] for pick in read.masks[right]),  # type: ignore[misc]
+            lambda index, draft, first=start, sampling=sequence.request.sampling: draft_ratio(  # type: ignore[misc]
+                logits_MV[first + index], sampling, draft
+            ),
         )
-        for _, read in batch
+        for (sequence, read), start in zip(batch, starts, strict=True)
     ]
 
 
@@ -127,6 +137,7 @@ def _within_grammar(
             yield proposal
 
     matcher.seek([])
+    # The grammar follows the proposals, so no draft may take the place of one.
     return Proposals(
         allowed(proposals.verifying, read.verifying),
         lambda right: allowed(proposals.at_masks(right), read.masks[right]),

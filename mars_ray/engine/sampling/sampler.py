@@ -161,6 +161,15 @@ def probabilities(logits_DV: Tensor, sampling_D: abc.Sequence[SamplingParams]) -
     return p_DV
 
 
+def draft_ratio(logits_V: Tensor, sampling: SamplingParams, draft: int) -> float:
+    """Return the probability of `draft` divided by that of the most likely token; 0 for a token that is never drawn."""
+    ratio = float(((logits_V[draft] - logits_V.amax()).double() / (sampling.temperature or 1)).exp())
+    truncates = sampling.top_k or sampling.top_p < 1 or sampling.min_p
+    if ratio and sampling.temperature and truncates:
+        return ratio * bool(probabilities(logits_V[None], [sampling])[0, draft])
+    return ratio
+
+
 def _column(like: Tensor, values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 

@@ -3,15 +3,15 @@
 Proposals are read lazily from left to right, because each may depend on the tokens taken before it in the same step,
 and because the number of right drafts decides which masks are read.
 
-Sources: threshold acceptance, arXiv 2604.07023, section 3.3; verification, arXiv 2211.17192. A draft and its
-verification share the draw at a position (see `sampler`), so verification needs no randomness of its own.
+Sources: threshold acceptance, arXiv 2604.07023, section 3.3; verification and lenience, arXiv 2211.17192. A draft and
+its verification share the draw at a position (see `sampler`), so verification needs no randomness of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mars_ray.engine.request import LOSSLESS, Acceptance
+from mars_ray.engine.request import Acceptance
 from mars_ray.engine.scheduling.sequence import Drafts
 from mars_ray.method.drafts import PositionPrice
 from mars_ray.method.metric import least_probability
@@ -39,6 +39,9 @@ class Proposals:
     at_masks: Callable[[int], Iterable[PlainProposal]]
     """Return the proposals at the masks after this number of right drafts. Called at most once, after `verifying` has
     been read."""
+    ratio: Callable[[int, int], float] | None = None
+    """Return the probability of a token in place of the draft at this index, divided by that of the most likely token.
+    None if only the proposed token may be taken, because later proposals depend on it."""
 
 
 @dataclass(slots=True)
@@ -54,10 +57,13 @@ class Verification:
     drafts: Drafts = field(default_factory=Drafts)
     """Tokens at masks after `accepted`, beginning with the first that falls short of the threshold."""
     num_accepted_drafts: int = 0
-    """Number of drafts of the previous step that were right."""
+    """Number of drafts of the previous step that were right, or kept by lenience."""
+    ratios: list[float] = field(default_factory=list)
+    """Probability of each judged draft, divided by that of the most likely token: 1 for a right one; 0 for a wrong one
+    if the threshold does not apply to drafts."""
     prediction: tuple[int, float] | None = None
-    """Token at the first mask and its probability; None without masks. Below threshold 1 it is None, too, because only
-    unlikely tokens would be verified."""
+    """Token at the first mask and its probability; None without masks. It is None, too, where tokens may be accepted at
+    masks, because only unlikely tokens would be verified."""
 
 
 def verify(
@@ -71,7 +77,8 @@ def verify(
     """Verify `draft_tokens`, take the autoregressive token, accept tokens at masks, and draft the rest.
 
     Tokens at masks are accepted until a confidence falls short of the threshold. Further tokens are drafted while the
-    probability that all drafts are right is at least the `price` of one more draft.
+    probability that all drafts are right is at least the `price` of one more draft. If the threshold applies to drafts,
+    a draft whose ratio reaches it counts as right.
 
     At most `max_tokens` tokens are taken, and none after a stop token or the end of a grammar.
     """
@@ -81,8 +88,15 @@ def verify(
         if proposal is None:
             return result
         token, _, is_argmax = proposal
+        right = False
+        if index < len(draft_tokens):
+            draft = draft_tokens[index]
+            ratio = 1.0 if token == draft else _ratio(proposals, index, draft, acceptance)
+            result.ratios.append(ratio)
+            right = token == draft or acceptance.keeps(ratio)
+            if right and token != draft:
+                token, is_argmax = draft, True  # predictions after a draft assume the draft
         result.verified.append(token)
-        right = index < len(draft_tokens) and token == draft_tokens[index]
         result.num_accepted_drafts += right
         if token in stop_ids or len(result.verified) == max_tokens:
             return result
@@ -101,7 +115,7 @@ def verify(
             result.accepted_confidences.append(confidence)
         else:
             probability = least_probability(confidence, acceptance.metric)
-            if acceptance == LOSSLESS and not result.drafts.tokens:
+            if (acceptance.lossless or acceptance.lenient) and not result.drafts.tokens:
                 result.prediction = token, probability
             all_right *= probability
             if all_right < price.of_draft(len(result.drafts.tokens)):
@@ -112,3 +126,8 @@ def verify(
             break
         left -= 1
     return result
+
+
+def _ratio(proposals: Proposals, index: int, draft: int, acceptance: Acceptance) -> float:
+    """Return the ratio of a draft that is not the proposed token; 0 if it makes no difference."""
+    return proposals.ratio(index, draft) if acceptance.lenient and proposals.ratio else 0.0

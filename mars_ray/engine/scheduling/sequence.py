@@ -56,7 +56,7 @@ class Sequence:
     """Predictions at masks that fell short of the threshold, or a copy from text, and tokens that a grammar forces."""
     prediction: tuple[int, float] | None = None
     """Token that the last step predicts to follow, at its first mask, and its probability. The next step verifies it,
-    even if it is not a draft. None without masks, and below threshold 1."""
+    even if it is not a draft. None without masks, and where tokens may be accepted at masks."""
     text: SequenceText | None = None
     """Indexes of the prompt and the answer; None before the first draft from text."""
     accepted_confidences: list[float] = field(default_factory=list)

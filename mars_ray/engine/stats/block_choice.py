@@ -24,7 +24,7 @@ from collections import Counter, abc
 
 import numpy as np
 
-from mars_ray.engine.request import LOSSLESS, Acceptance
+from mars_ray.engine.request import Acceptance
 from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.profile import Floats, Profile
@@ -225,7 +225,7 @@ def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:
 
 
 def reproducible(sequence: Sequence, acceptance: Acceptance) -> bool:
-    """Return whether the answer must not depend on the load, although it accepts tokens without verification."""
+    """Return whether the answer must not depend on the load, although it keeps tokens that are not the model's own."""
     request = sequence.request
     fixed = request.decode.block is not None or request.sampling.seed is not None
-    return fixed and acceptance != LOSSLESS
+    return fixed and not acceptance.lossless

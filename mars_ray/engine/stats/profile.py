@@ -23,8 +23,8 @@ from mars_ray.method.drafts import DRAFT_POSITIONS, PositionPrice
 
 Floats = NDArray[np.float64]
 
-GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Thresholds on the probability. At 1 every proposed token is verified."""
+GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
+"""Thresholds on the probability. At 1 only the model's own choices are kept."""
 
 HALF_LIFE = 4096
 """Number of forwards after which the weight of an observation has halved."""
@@ -121,13 +121,19 @@ class ProfilePoint:
 class Profile:
     """Decayed means over the forwards of an engine whose full block is `block`."""
 
-    def __init__(self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None) -> None:
-        """Start from `calibration` as a prior: the tokens per forward and the agreement at each threshold."""
+    def __init__(
+        self, block: int, calibration: Mapping[float, tuple[float, float]] | None = None, *, lenient: bool = False
+    ) -> None:
+        """Start from `calibration` as a prior: the tokens per forward and the agreement at each threshold.
+
+        `lenient` says that thresholds apply to drafts (see `Acceptance`).
+        """
         masks = block - 1
         self._masks = masks
+        self._lenient = lenient
         self._looks: list[tuple[int, list[float], PositionPrice, bool]] = []
         self._audits: list[tuple[float, list[float], list[bool]]] = []
-        self._verified: list[tuple[int, list[float], int, bool]] = []
+        self._verified: list[tuple[int, list[float], list[float], bool]] = []
         self._looked_K: Floats = np.zeros(masks)
         """Forwards whose k-th mask was read."""
         self._accepted_GK: Floats = np.zeros((len(GRID), masks))
@@ -145,10 +151,12 @@ class Profile:
         """Forwards that give at least one draft."""
         self._expected_K: Floats = np.zeros(masks)
         """Expected number of right drafts, like `_likely_GK`, among the drafts that were verified."""
-        self._right_K: Floats = np.zeros(masks)
-        """Verified drafts that were right along with all drafts before them."""
-        self._expected_whole = self._right_whole = 0.0
-        """Verifications in which all drafts were expected to be right, and in which they were."""
+        self._right_GK: Floats = np.zeros((len(GRID), masks))
+        """Verified drafts that are right, or kept, along with all drafts before them."""
+        self._expected_whole = 0.0
+        """Verifications in which all drafts were expected to be right."""
+        self._right_whole_G: Floats = np.zeros(len(GRID))
+        """Verifications in which all drafts are right, or kept."""
         self._surprised = self._void = 0.0
         """Forwards that found a wrong draft, and how many of these had no masks after the last right draft."""
         self._drafts = self._rows = 0.0
@@ -166,17 +174,18 @@ class Profile:
         """Largest block that is observed."""
         return self._masks + 1
 
-    def widen(self, block: int, calibration: Mapping[float, tuple[float, float]]) -> None:
+    def widen(self, block: int, calibration: Mapping[float, tuple[float, float]], *, lenient: bool) -> None:
         """Observe blocks of up to `block` tokens, too. A profile without observations starts from `calibration`."""
         if block > self.block:
             self._fold()
+            self._lenient = lenient
             more = block - self.block
-            self._looked_K, self._expected_K, self._right_K = (
-                np.pad(counts_K, (0, more)) for counts_K in (self._looked_K, self._expected_K, self._right_K)
+            self._looked_K, self._expected_K = (
+                np.pad(counts_K, (0, more)) for counts_K in (self._looked_K, self._expected_K)
             )
-            self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK = (
+            self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK, self._right_GK = (
                 np.pad(counts_GK, ((0, 0), (0, more)))
-                for counts_GK in (self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK)
+                for counts_GK in (self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK, self._right_GK)
             )
             self._masks = block - 1
         if not self.forwards and not self._looks:
@@ -184,10 +193,12 @@ class Profile:
 
     def forget(self, calibration: Mapping[float, tuple[float, float]]) -> None:
         """Forget all observations and start again from `calibration`."""
-        Profile.__init__(self, self.block, calibration)
+        Profile.__init__(self, self.block, calibration, lenient=self._lenient)
 
     def _begin(self, calibration: Mapping[float, tuple[float, float]]) -> None:
-        """Start from a calibration. Its tokens at masks count as right drafts at threshold 1, as accepted below 1."""
+        """Start from a calibration. Its tokens at masks count as right drafts at threshold 1 and with lenience, and as
+        accepted elsewhere.
+        """
         if not calibration or not self._masks:
             return
         calibrated = sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items())
@@ -195,8 +206,10 @@ class Profile:
         tokens_G = np.interp(GRID, thresholds, tokens)
         gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
         self._looked_K += CALIBRATED_FORWARDS
-        self._accepted_GK[1:] = gained_GK[1:]
-        self._drafted_GK[0] = self._likely_GK[0] = gained_GK[0]
+        drafting = len(GRID) if self._lenient else 1
+        self._accepted_GK[drafting:] = gained_GK[drafting:]
+        self._drafted_GK[:drafting] = gained_GK[:drafting]
+        self._likely_GK[:drafting] = gained_GK[:drafting]
 
     @property
     def forwards(self) -> float:
@@ -220,12 +233,15 @@ class Profile:
         if looks >= FOLD_FORWARDS or (looks >= CALIBRATED_FORWARDS and self.unknown):
             self._fold()
 
-    def observe_drafts(self, confidences: list[float], right: int, *, after: int = 0, ends: bool = False) -> None:
-        """Record verified drafts that follow `after` accepted tokens at masks. The first `right` drafts were right.
+    def observe_drafts(
+        self, confidences: list[float], ratios: list[float], *, after: int = 0, ends: bool = False
+    ) -> None:
+        """Record verified drafts that follow `after` accepted tokens at masks.
 
+        `ratios` are those of the drafts up to the first that was not kept: 1 for a right one (see `Verification`).
         `ends` means that the last draft is a stop token.
         """
-        self._verified.append((after, confidences, right, ends))
+        self._verified.append((after, confidences, ratios, ends))
 
     def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
         """Record the lengths of a forward's mask rows, whether a row was read, and whether a draft was wrong."""
@@ -246,10 +262,10 @@ class Profile:
         self._replaced_2 = KEEP_ROWS * self._replaced_2 + (sum(accumulate(replaced, mul)), len(replaced))
 
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
-        """Record which tokens accepted at masks are `right`, i.e. equal the model's own choice one forward later.
+        """Record which tokens kept because of the threshold are `right`, i.e. equal the model's own choice.
 
-        Tokens after a wrong draft are not judged. `confidences` were measured at acceptance. The audit counts for
-        `threshold` and all higher thresholds.
+        Tokens after a wrong draft are not judged. `confidences` were measured at acceptance; for drafts kept by
+        lenience they are the ratios. The audit counts for `threshold` and all higher thresholds.
         """
         self._audits.append((threshold, confidences, right))
 
@@ -272,14 +288,14 @@ class Profile:
         for number, threshold in enumerate(GRID):
             lookahead = self._at(number)
             tokens = float(lookahead.tokens_B[-1])
-            at_masks = float(self._masks_at(number).tokens_B[-1]) - 1
+            # Without lenience tokens from text are the model's own choice, as is the first token of a forward.
+            ahead = (tokens if self._lenient else float(self._masks_at(number).tokens_B[-1])) - 1
             audited = float(self._audited_G[number])
             agreement = None
             if threshold >= 1:
                 agreement = 1.0
             elif audited > 0:
-                # The first token of a forward is autoregressive, and tokens from text are verified: they always agree.
-                agreement = 1 - (1 - float(self._agreed_G[number]) / audited) * at_masks / tokens
+                agreement = 1 - (1 - float(self._agreed_G[number]) / audited) * ahead / tokens
             by_block = tuple(lookahead.tokens_B.tolist()), tuple(lookahead.positions_B.tolist())
             curve.append(ProfilePoint(threshold, *by_block, agreement, audited))
         return tuple(curve)
@@ -296,9 +312,9 @@ class Profile:
 
     def _shares(self, number: int) -> tuple[Floats, Floats, Floats]:
         """Return the shares of forwards that accept, draft, and draft correctly at each mask (see `look_ahead`)."""
-        common = (self._right_K.sum() + 1) / (self._expected_K.sum() + 1)
-        truth_K = (self._right_K + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
-        whole = (self._right_whole + 1) / (self._expected_whole + 1)
+        common = (self._right_GK[number].sum() + 1) / (self._expected_K.sum() + 1)
+        truth_K = (self._right_GK[number] + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
+        whole = (self._right_whole_G[number] + 1) / (self._expected_whole + 1)
         surprises = max(0.0, self._drafting_G[number] - whole * self._all_right_G[number])
         void = surprises * (self._void / self._surprised if self._surprised else 0.0)
         forwards_K = np.maximum(self._looked_K + whole * self._ended_GK[number] + void, 1e-9)
@@ -323,7 +339,8 @@ class Profile:
         prices = {price: [*map(price.of_draft, range(self._masks))] for price in {price for _, _, price, _ in looks}}
         price_FK = np.array([prices[price] for _, _, price, _ in looks])
         last_FK = masks_K == np.array([[len(sure) - 1 if ends else self._masks] for _, sure, _, ends in looks])
-        grid_G11 = np.array([2.0, *GRID[1:]])[:, None, None]  # no confidence reaches 2, so threshold 1 accepts nothing
+        # No confidence reaches 2, so threshold 1 accepts nothing, and lenience never does.
+        grid_G11 = np.array([2.0] * len(GRID) if self._lenient else [2.0, *GRID[1:]])[:, None, None]
         accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11
         right_GFK = np.where(accepted_GFK, 1.0, sure_FK.clip(0)).cumprod(axis=2)
         # Drafting stops at the first draft whose probability of being right is below the price. A draft that is a stop
@@ -352,14 +369,20 @@ class Profile:
             [([1.0] * after + sure + [0.0] * self._masks)[: self._masks] for after, sure, *_ in verified]
         )
         after_F1 = np.array([[after] for after, *_ in verified])
-        right_F1 = np.array([[right] for _, _, right, _ in verified])
+        ratio_FK = np.array(
+            [([1.0] * after + ratios + [math.nan] * self._masks)[: self._masks] for after, _, ratios, _ in verified]
+        )
+        # Drafts after one that was not kept are not judged. Where a threshold keeps that one, their confidences tell.
+        grid_G11 = np.array(GRID)[:, None, None]
+        kept_GFK = np.where(np.isnan(ratio_FK), sure_FK, ratio_FK >= grid_G11).cumprod(axis=2)
         # A draft that is a stop token counts as the autoregressive token of the forward that verifies it.
         end_F1 = np.array([[after + len(sure) - ends] for after, sure, _, ends in verified])
         is_draft_FK = (masks_K >= after_F1) & (masks_K < end_F1)
         self._expected_K = keep * self._expected_K + (is_draft_FK * sure_FK.cumprod(axis=1)).sum(axis=0)
-        self._right_K = keep * self._right_K + (is_draft_FK & (masks_K < after_F1 + right_F1)).sum(axis=0)
+        self._right_GK = keep * self._right_GK + (is_draft_FK * kept_GFK).sum(axis=1)
         self._expected_whole = keep * self._expected_whole + sum(math.prod(sure) for _, sure, *_ in verified)
-        self._right_whole = keep * self._right_whole + sum(right == len(sure) for _, sure, right, _ in verified)
+        last_F = [min(after + len(sure), self._masks) - 1 for after, sure, *_ in verified]
+        self._right_whole_G = keep * self._right_whole_G + kept_GFK[:, range(len(last_F)), last_F].sum(axis=1)
 
     def _fold_audits(self) -> None:
         audits, self._audits = self._audits, []
