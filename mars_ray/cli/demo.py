@@ -31,7 +31,7 @@ def demo(
     console = Console()
     results: dict[str, Any] = {}
     prompts: list[RacePrompt] = list(PROMPTS)
-    threshold = 0.9
+    threshold = None
     if model is None:
         from mars_ray.demo import ray_job
 

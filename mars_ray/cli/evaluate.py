@@ -20,7 +20,10 @@ Tasks = Annotated[
     typer.Option(help="Comma-separated task families, 'families', 'gsm8k', 'humaneval', JSONL or parquet files."),
 ]
 Output = Annotated[str, typer.Option(help="Output folder, or its URL. The same command resumes.")]
-Thresholds = Annotated[str, typer.Option(help="Comma-separated thresholds.")]
+Thresholds = Annotated[
+    str | None,
+    typer.Option(help="Comma-separated thresholds. Default: .99,.95,.9,.8,.6; with an adapter .5,.3,.1,.05,.02."),
+]
 Block = Annotated[
     int | None,
     typer.Option(min=1, help="Tokens proposed per forward. Default: the block that the model was trained with."),
@@ -49,7 +52,7 @@ def evaluate(
     output: Output,
     model: Model = "bundled",
     adapter: AdapterOption = None,
-    thresholds: Thresholds = ".99,.95,.9,.8,.6",
+    thresholds: Thresholds = None,
     modes: Modes = "ar,exact,threshold",
     block: Block = None,
     seeds: Seeds = 3,
@@ -88,7 +91,7 @@ def evaluate(
         model=model,
         adapter=adapter,
         modes=_words(modes),
-        thresholds=_numbers(thresholds),
+        thresholds=None if thresholds is None else _numbers(thresholds),
         block=block,
         temperature=temperature,
         workers=workers,

@@ -17,6 +17,8 @@ from mars_ray.engine.service_class import ServiceClass
 FLOOR = 0.9
 """Floor of classes that do not set one. Below this threshold, each additional token per forward costs several times as
 much quality (arXiv 2604.07023, GSM8K)."""
+LENIENT_FLOOR = 0.1
+"""Floor of such classes where thresholds apply to drafts. Below it, a draft saves hardly more forwards."""
 
 PolicyName = Literal["fixed", "capacity", "deadline"]
 
@@ -96,6 +98,8 @@ class ControlPlan(_Settings):
     """Calibrated pairs of a threshold and the share of tokens that equal those of autoregressive decoding."""
     accuracy: tuple[tuple[float, float], ...] = ()
     """Calibrated pairs of a threshold and the share of right answers; empty if no answers could be verified."""
+    lenient: bool = False
+    """Whether thresholds apply to drafts, as they do with an adapter (see `Acceptance`)."""
 
     @model_validator(mode="after")
     def _floors_below_the_ceiling(self) -> Self:
@@ -116,4 +120,4 @@ class ControlPlan(_Settings):
     def floor(self, name: str) -> float:
         """Return the lowest threshold that a class allows."""
         floor = next(service_class.floor for service_class in self.classes if service_class.name == name)
-        return min(FLOOR, self.ceiling) if floor is None else floor
+        return min(LENIENT_FLOOR if self.lenient else FLOOR, self.ceiling) if floor is None else floor

@@ -130,8 +130,9 @@ def settings_at(threshold: float) -> tuple[DecodingSetting, ...]:
 class Track:
     """A model, with or without an adapter, that answers a prompt at every setting. Use it as a context manager.
 
-    A model that does not look ahead has no thresholds; exact mode then drafts from text alone. Raises the errors of
-    `load_engine` and `open_decoding_model`.
+    A model that does not look ahead has no thresholds; exact mode then drafts from text alone. `threshold` None means
+    0.1 with an adapter, where it is a ratio of drafts, and 0.9 without. Raises the errors of `load_engine` and
+    `open_decoding_model`.
     """
 
     def __init__(
@@ -140,13 +141,15 @@ class Track:
         adapter: str | None,
         *,
         quantize: Quantize | None = None,
-        threshold: float = 0.9,
+        threshold: float | None = None,
         max_tokens: int = MAX_TOKENS,
         rounds: int = ROUNDS,
     ) -> None:
         decoding = open_decoding_model(model, adapter, device=best_device())
         resolved = decoding.base
         looks_ahead = decoding.card is not None and decoding.card.block is not None
+        if threshold is None:
+            threshold = 0.1 if adapter else 0.9
         self._settings = settings_at(threshold) if looks_ahead else (AR, EXACT)
         self._sampling = SamplingParams(max_tokens=max_tokens)
         self._rounds = rounds

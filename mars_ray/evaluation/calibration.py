@@ -39,6 +39,7 @@ from mars_ray.errors import (
     check_kind,
 )
 from mars_ray.evaluation.agreement import agreed_tokens
+from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, FamilyPoint, read_card, write_card
 from mars_ray.model.checkpoint import Checkpoint, load_model
 from mars_ray.model.folder import check_folder
@@ -49,7 +50,7 @@ from mars_ray.storage.location import AnyPath, PathOrUrl
 
 CURVE_HEAD = ("threshold", "tokens per forward", "agreement", "accuracy")
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
-"""Default thresholds: the grid of the live profile from 0.5 upwards."""
+"""Default thresholds for a model: the grid of the live profile from 0.5 upwards."""
 EXAMPLES_PER_FAMILY = 100
 """Default number of examples per family in each sample."""
 FAMILIES_DATA = "built-in task families, held out"
@@ -322,7 +323,8 @@ class CalibrateOptions:
     seeds: AtLeastOne = 3
     """Number of samples over which spreads are computed: held-out examples with seeds 0, 1, …, or parts of the file."""
     max_tokens: AtLeastOne = 256
-    thresholds: Numbers = THRESHOLDS
+    thresholds: Numbers | None = None
+    """None means `THRESHOLDS` for a model, and 1 and `ADAPTER_THRESHOLDS` for an adapter."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -350,7 +352,9 @@ def calibrate(
         # The model is loaded in the dtype that serving uses.
         checkpoint = load_model(check_folder(folder, device=device), device=device)
         data = options.data.name if options.data else FAMILIES_DATA
-        curve = calibration_curve(checkpoint, prompts, options.thresholds, sampling, data, loaded)
+        usual = (1.0, *ADAPTER_THRESHOLDS) if loaded else THRESHOLDS
+        thresholds = usual if options.thresholds is None else options.thresholds
+        curve = calibration_curve(checkpoint, prompts, thresholds, sampling, data, loaded)
         write_card(card.model_copy(update={"calibration": curve}), calibrated)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"Stopped; {calibrated / CARD_FILE} is unchanged.") from None

@@ -21,7 +21,7 @@ from mars_ray.errors import ConfigError, OutputError, RequestError
 from mars_ray.evaluation.code_check import check_sandbox
 from mars_ray.evaluation.results import EvaluationPlan, read_model, write_model
 from mars_ray.evaluation.scorer import row_id
-from mars_ray.evaluation.settings import DecodingSetting, block_of, settings_of
+from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS, MODEL_THRESHOLDS, DecodingSetting, block_of, settings_of
 from mars_ray.evaluation.tasks import Question, Task, TaskOptions, open_tasks
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.resolve import Name, model_label, pin
@@ -48,8 +48,8 @@ class EvaluateOptions:
     """Adapter that was trained for the model: one in the package ('smollm2'), a folder, or a name on a hub."""
     modes: Texts = ("ar", "exact", "threshold")
     """Modes to compare; `ar` is always added."""
-    thresholds: Numbers = (0.99, 0.95, 0.9, 0.8, 0.6)
-    """Thresholds of mode `threshold`."""
+    thresholds: Numbers | None = None
+    """Thresholds of mode `threshold`. None means `ADAPTER_THRESHOLDS` with an adapter, otherwise `MODEL_THRESHOLDS`."""
     block: AtLeastOne | None = None
     """Tokens proposed per forward, the same in all forwards so that answers do not depend on the load. None means the
     block of training. A smaller one costs less time where positions are dear."""
@@ -92,7 +92,8 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
 
     Raises an `InputError` for unusable options, tasks or models.
     """
-    settings = settings_of(options.modes, options.thresholds)
+    usual = ADAPTER_THRESHOLDS if options.adapter else MODEL_THRESHOLDS
+    settings = settings_of(options.modes, usual if options.thresholds is None else options.thresholds)
     try:
         SamplingParams(temperature=options.temperature)
     except RequestError as error:

@@ -29,6 +29,10 @@ class DecodingSetting:
         return DecodeParams(mode=self.mode, threshold=self.threshold)
 
 
+MODEL_THRESHOLDS = (0.99, 0.95, 0.9, 0.8, 0.6)
+"""Default thresholds for a model that was trained on masks: confidences at masks."""
+ADAPTER_THRESHOLDS = (0.5, 0.3, 0.1, 0.05, 0.02)
+"""Default thresholds for an adapter: ratios of drafts (see `Acceptance`), which gain most where they are small."""
 AR = DecodingSetting(mode=Mode.AR, threshold=1.0)
 EXACT = DecodingSetting(mode=Mode.EXACT, threshold=1.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mars_ray.control.control_settings import FLOOR, ControlPlan, ControlSettings
+from mars_ray.control.control_settings import FLOOR, LENIENT_FLOOR, ControlPlan, ControlSettings
 from mars_ray.engine.service_class import ServiceClass
 from tests.control.control_samples import plan_of
 
@@ -73,6 +73,10 @@ def test_the_ceiling_is_a_probability(ceiling: float) -> None:
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError):
         ControlSettings().headroom = 0.5  # type: ignore[misc]
+
+
+def test_with_an_adapter_the_usual_floor_is_a_ratio_of_drafts() -> None:
+    assert ControlPlan(lenient=True).floor("standard") == LENIENT_FLOOR < FLOOR
 
 
 @pytest.mark.parametrize(("ceiling", "floor"), [(0.95, FLOOR), (0.8, 0.8)])

@@ -52,11 +52,19 @@ def test_one_token_at_a_time_the_network_answers_as_without_an_adapter(mars, sto
     assert decode(mars, {"mode": "ar"}) == stock
 
 
-@pytest.mark.parametrize("threshold", [0.8, 0.5])
-def test_a_threshold_returns_the_tokens_of_the_plain_rule(base, adapter, mars, threshold):
-    rule = {"threshold": threshold, "masks": BLOCK - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
-    choices = choices_with(base, adapter)
-    answers = [decode_causally(choices, ids, **rule).tokens for ids in prompts()]
-    headless = choices_with(base, adapter, reads_sampler=False)
-    assert answers[:4] != [decode_causally(headless, ids, **rule).tokens for ids in prompts()[:4]]
-    assert decode(mars, {"threshold": threshold}) == answers
+def test_a_threshold_keeps_nothing_that_an_adapter_alone_is_sure_of(mars, stock):
+    assert decode(mars, {"threshold": 0.5}) == stock
+
+
+def test_it_takes_the_forwards_of_the_plain_rule(base, adapter, mars):
+    rule = {"threshold": 1.0, "masks": BLOCK - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
+    with_head, headless = (
+        sum(
+            decode_causally(choices_with(base, adapter, reads_sampler=reads), ids, **rule).forwards for ids in prompts()
+        )
+        for reads in (True, False)
+    )
+    before = mars.collective_rpc("mars_record")[0]["lookahead"]["forwards"]
+    decode(mars, {"mode": "exact"})
+    forwards = mars.collective_rpc("mars_record")[0]["lookahead"]["forwards"] - before
+    assert forwards == with_head != headless

@@ -25,8 +25,10 @@ def test_two_ranks_return_the_tokens_of_the_plain_rule(architecture, tmp_path, m
     base = base_of(architecture, tmp_path / "base")
     adapter = adapter_of(base, tmp_path / "adapter")
     two: LLM = small_engine(base, {"adapter": str(adapter)}, tensor_parallel_size=2, distributed_executor_backend="mp")
-    rule: dict[str, Any] = {"threshold": 0.5, "masks": BLOCK - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
+    rule: dict[str, Any] = {"threshold": 1.0, "masks": BLOCK - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
     choices = choices_with(base, adapter)
-    assert decode(two, {"threshold": 0.5}) == [decode_causally(choices, ids, **rule).tokens for ids in prompts()]
+    answers = [decode_causally(choices, ids, **rule) for ids in prompts()]
+    assert decode(two, {"mode": "exact"}) == [answer.tokens for answer in answers]
     record = two.collective_rpc("mars_record")
+    assert record[0]["lookahead"]["forwards"] == sum(answer.forwards for answer in answers)
     assert record[0]["lookahead"] == record[1]["lookahead"]

@@ -125,4 +125,5 @@ def batch_plan(
         classes=(ServiceClass(floor=floor),),
         agreement=agreements(points),
         accuracy=accuracy,
+        lenient=isinstance(card, AdapterCard),
     )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
-from mars_ray.adapter.card import decoding_card, resolve_adapter, resolve_adapters
+from mars_ray.adapter.card import AdapterCard, decoding_card, resolve_adapter, resolve_adapters
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.messages import EngineSpec
@@ -127,6 +127,7 @@ class ServeConfig(ModelSettings):
             classes=self.classes,
             agreement=agreements(points),
             accuracy=accuracies(points),
+            lenient=isinstance(card, AdapterCard),
         )
 
 

@@ -67,7 +67,7 @@ def new_records(card: Card | AdapterCard | None, block: int, stop_ids: frozenset
     """Return records that begin with the calibration of a card."""
     points = card.calibration if card else ()
     calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
-    return Records(Profile(block, calibration), stop_ids)
+    return Records(Profile(block, calibration, lenient=isinstance(card, AdapterCard)), stop_ids)
 
 
 def engine_arguments(model: ResolvedModel, options: EngineOptions, settings: VllmSettings) -> dict[str, Any]:
