@@ -35,16 +35,15 @@ from mars_ray.program import run_program
 from mars_ray.usable_cpus import usable_cpus
 
 AR = "ar"
+LOWER = "fixed, lower"
 POLICIES: dict[str, dict[str, Any]] = {
     AR: {"threshold": 1.0, "policy": "fixed"},
     "fixed 1.0": {"threshold": 1.0, "policy": "fixed"},
-    "fixed 0.95": {"threshold": 0.95, "policy": "fixed"},
-    "fixed 0.7": {"threshold": 0.7, "policy": "fixed"},
+    LOWER: {"policy": "fixed"},
     "capacity": {"threshold": 1.0, "policy": "capacity"},
 }
 SHARES = (0.5, 0.8, 1.1, 1.4, 1.1, 0.8, 0.5)
 """Load in each part of the day, in multiples of the capacity at threshold 1. All parts are equally long."""
-FLOOR = 0.5
 ROWS = 8
 WARM_UP = 16
 
@@ -62,6 +61,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, help="the first so many questions; all without it")
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--policy", action="append", choices=POLICIES, help="repeatable; all without it")
+    parser.add_argument("--lower", type=float, default=0.1, help="threshold of a constant, and the floor of `capacity`")
     parser.add_argument("--slo", default="ttft:2000,tpot:100")
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrivals")
     parser.add_argument("--json", type=Path)
@@ -73,7 +73,7 @@ def main() -> None:
     capacity = None
     days: dict[str, dict[str, Any]] = {}
     for name in arguments.policy or POLICIES:
-        args, engine = deployment(arguments, POLICIES[name], slo)
+        args, engine = deployment(arguments, {"threshold": arguments.lower} | POLICIES[name], slo)
         body = {"mode": "ar"} if name == AR else {}
         with endpoint(args, engine):
             rate = capacity_of(requests, arguments.engines)  # of every policy, as it is the warm-up
@@ -111,7 +111,7 @@ def deployment(
     """Return the arguments of the endpoint, and the deployment of its engines."""
     threads = max(1, usable_cpus() // arguments.engines)
     engine = {"threads": threads, "quantize": arguments.quantize, "max_num_seqs": ROWS}
-    args = policy_args(policy, slo, FLOOR) | {"model": arguments.model, "engine": engine}
+    args = policy_args(policy, slo, arguments.lower) | {"model": arguments.model, "engine": engine}
     if arguments.adapter:
         args["adapter"] = arguments.adapter
     return args, {"num_replicas": arguments.engines, "ray_actor_options": {"num_cpus": 0.1}}

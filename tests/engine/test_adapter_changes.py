@@ -37,8 +37,8 @@ NAMES = ("a", "b")
 DECODING = [
     {"mode": Mode.AR},
     {"mode": Mode.EXACT},
-    {"mode": Mode.THRESHOLD, "threshold": 0.3, "block": 5},
-    {"mode": Mode.THRESHOLD, "threshold": 0.3},
+    {"mode": Mode.THRESHOLD, "threshold": 0.0, "block": 5},
+    {"mode": Mode.THRESHOLD, "threshold": 0.0},
     {"mode": Mode.THRESHOLD, "threshold": 1.0},
 ]
 """Below 1, a request with a seed or a block has an answer that does not depend on the load."""
@@ -120,7 +120,7 @@ def test_answers_are_those_of_an_engine_whose_adapters_never_change(kernels: boo
 
 @pytest.mark.parametrize("kernels", [True, False])
 def test_one_adapter_may_have_two_names(kernels: bool) -> None:
-    decode = DecodeParams(threshold=0.3, block=5, adapter="a")
+    decode = DecodeParams(threshold=0.0, block=5, adapter="a")
     alone = run(fixed(kernels, 2), [request(0, PROMPTS[0], decode, max_tokens=24, ignore_eos=True)])["0"]
     engine = engine_of(fresh(kernels))
     adapter = adapters_of(kernels)[2]

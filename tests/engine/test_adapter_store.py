@@ -28,7 +28,8 @@ from tests.factories.cards import adapter_card
 from tests.factories.engine import MakeEngine, bundled_checkpoint, engine_spec, request, serving
 
 FOLDER = resolve_model("bundled")
-AHEAD: dict[str, Any] = {"mode": Mode.THRESHOLD, "threshold": 0.3, "block": 5}
+AHEAD: dict[str, Any] = {"mode": Mode.THRESHOLD, "threshold": 0.0, "block": 5}
+"""Keeps every draft, so that answers depend on the adapter."""
 """Answers depend on the adapter, but not on the load."""
 PROMPT = tuple(range(20, 40))
 COUNT = 5
