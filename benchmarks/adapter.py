@@ -48,7 +48,7 @@ from mars_ray.evaluation.agreement import agreed_tokens
 from mars_ray.evaluation.code_check import check_sandbox
 from mars_ray.evaluation.metrics import mcnemar
 from mars_ray.evaluation.scorer import is_right
-from mars_ray.evaluation.settings import AR, EXACT, DecodingSetting, settings_of
+from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS, AR, EXACT, DecodingSetting, settings_of
 from mars_ray.evaluation.tasks import TaskOptions, open_tasks
 from mars_ray.measure import Sample, interleaved, machine, speedup, throughput
 from mars_ray.model.checkpoint import Checkpoint, load_model
@@ -57,7 +57,7 @@ from mars_ray.model.resolve import model_label
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
-SETTINGS = settings_of((Mode.EXACT, Mode.THRESHOLD), (0.95, 0.9, 0.8, 0.7, 0.5))
+SETTINGS = settings_of((Mode.EXACT, Mode.THRESHOLD), ADAPTER_THRESHOLDS)
 TEXT_ONLY = "exact without the adapter"
 """Drafts from text alone, which any model has."""
 ROUND_PROMPTS = 10

@@ -58,6 +58,7 @@ def verified_by_hand(
     tokens = [*drafts[:right], proposals[right].token]
     verified = tokens[: ends_at(tokens, stop_ids, max_tokens)]
     result = Verification(verified, num_accepted_drafts=min(right, len(verified)), ratios=judged[: len(verified)])
+    result.kept = [index for index in range(result.num_accepted_drafts) if not same[index]]
     over = verified[-1] in stop_ids or len(verified) == max_tokens or right < len(drafts)
     if over or not proposals[len(drafts)].is_argmax:
         return result, len(verified)
@@ -171,7 +172,7 @@ LENIENT = Acceptance(0.1, Metric.PROBABILITY, lenient=True)
 def test_lenience_keeps_a_draft_that_is_likely_enough_and_goes_on_after_it() -> None:
     proposals = replace(behind_the_last(certain(1, 2, 3), [1, 9]), ratio=lambda index, draft: 0.1)
     done = verify(proposals, [1, 9], LENIENT, DEAR, NO_STOP, max_tokens=9)
-    assert done == Verification([1, 9, 3], num_accepted_drafts=2, ratios=[1.0, 0.1])
+    assert done == Verification([1, 9, 3], num_accepted_drafts=2, ratios=[1.0, 0.1], kept=[1])
 
 
 def test_lenience_accepts_no_token_before_it_is_verified() -> None:

@@ -60,7 +60,7 @@ def advance(sequence: Sequence, verification: Verification) -> Emitted:
     sequence.prediction = verification.prediction if is_next else None
     sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens))
     unverified = len(emitted.tokens) - len(verification.verified)
-    kept = sum(ratio < 1 for ratio in verification.ratios[: min(verification.num_accepted_drafts, len(emitted.tokens))])
+    kept = sum(index < len(emitted.tokens) for index in verification.kept)
     return replace(emitted, accepted=kept + max(0, min(unverified, len(verification.accepted))))
 
 
@@ -142,7 +142,7 @@ def record(
         profile.observe_drafts(confidences, ratios, after=len(sequence.accepted_confidences), ends=ends)
         if acceptance.lossless and not acceptance.lenient and not sequence.accepted_confidences:
             profile.observe_audit(0.0, confidences, [ratio == 1 for ratio in ratios])
-    if acceptance.lenient and sequence.matcher is None:
+    if acceptance.lenient and ratios and sequence.matcher is None and not sequence.request.sampling.temperature:
         profile.observe_audit(0.0, ratios, [ratio == 1 for ratio in ratios])
     if audits:
         agreed = [audit.token == token for audit, token in zip(audits, sequence.tokens[-len(audits) :], strict=True)]
@@ -161,7 +161,7 @@ def judged_prediction(
     temperature = sequence.request.sampling.temperature
     if temperature <= 1 and sequence.prediction and verification.verified:
         token, confidence = sequence.prediction
-        kept = verification.num_accepted_drafts > 0 and verification.ratios[0] < 1
+        kept = 0 in verification.kept
         if kept and token != verification.verified[0]:
             return None  # a draft from text was kept, and the model's own choice is not known
         right = token == verification.verified[0] and not kept

@@ -61,6 +61,8 @@ class Verification:
     ratios: list[float] = field(default_factory=list)
     """Probability of each judged draft, divided by that of the most likely token: 1 for a right one; 0 for a wrong one
     if the threshold does not apply to drafts."""
+    kept: list[int] = field(default_factory=list)
+    """Indices of the drafts that were kept by lenience in place of the model's choice."""
     prediction: tuple[int, float] | None = None
     """Token at the first mask and its probability; None without masks. It is None, too, where tokens may be accepted at
     masks, because only unlikely tokens would be verified."""
@@ -96,6 +98,7 @@ def verify(
             right = token == draft or acceptance.keeps(ratio)
             if right and token != draft:
                 token, is_argmax = draft, True  # predictions after a draft assume the draft
+                result.kept.append(index)
         result.verified.append(token)
         result.num_accepted_drafts += right
         if token in stop_ids or len(result.verified) == max_tokens:
