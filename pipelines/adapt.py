@@ -49,7 +49,6 @@ MAX_TOKENS = 256
 DECAY = 0.9
 """Weight of a mask relative to the mask before it."""
 CHECKPOINT_EVERY = 50
-THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.5)
 
 
 def main() -> None:
@@ -96,7 +95,6 @@ def main() -> None:
             questions=TaskOptions(max_tokens=MAX_TOKENS),
             model=args.model,
             adapter=str(adapter),
-            thresholds=THRESHOLDS,
         )
     )
     print_curve(read_adapter_card(adapter).calibration, f"{args.model} with {adapter}")
