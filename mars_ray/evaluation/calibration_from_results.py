@@ -55,7 +55,11 @@ def calibration_of(results: Results) -> tuple[CalibrationPoint, ...]:
     thresholds = {
         1.0 if name == EXACT.name else threshold_of(name): name for name in results.overall if name != AR.name
     }
-    return tuple(_point(results, threshold, name) for threshold, name in sorted(thresholds.items(), reverse=True))
+    points = [_point(results, threshold, name) for threshold, name in sorted(thresholds.items(), reverse=True)]
+    # Exact mode drafts from text as well; the thresholds of an evaluation do not. A calibration is about masks, from
+    # which a lower threshold gains at least as much.
+    masks = min(point.tokens_per_forward for point in points)
+    return (points[0].model_copy(update={"tokens_per_forward": masks}), *points[1:])
 
 
 def _point(results: Results, threshold: float, setting: str) -> CalibrationPoint:

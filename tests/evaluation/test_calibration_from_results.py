@@ -33,6 +33,13 @@ def test_exact_mode_is_threshold_one_and_every_task_has_its_figures() -> None:
     assert [(name, point.accuracy) for name, point in second.by_family.items()] == [("a", 0.88), ("b", 0.88)]
 
 
+def test_what_exact_mode_gains_from_text_is_no_gain_of_masks() -> None:
+    finished = results()
+    with_text = finished.overall["exact"].model_copy(update={"tokens_per_forward": 5.0})
+    finished = finished.model_copy(update={"overall": finished.overall | {"exact": with_text}})
+    assert [point.tokens_per_forward for point in calibration_of(finished)] == [4.0, 4.0]
+
+
 def test_agreement_is_relative_to_that_of_ar_which_rounded_weights_lower() -> None:
     finished = changed(results(), quantize="int8")
     ar = finished.overall["ar"].model_copy(update={"agreement": 0.98})
