@@ -110,12 +110,15 @@ class Sampler:
 
     def _read(self) -> None:
         threshold, tokens = _generated()
+        if threshold is None:
+            return  # the next second counts these tokens
         self.seconds.append((threshold, tokens - self._tokens))
         self._tokens = tokens
 
 
-def _generated() -> tuple[float, float]:
+def _generated() -> tuple[float | None, float]:
+    """Return the mean threshold, None while no replica has reported lately, and the tokens generated so far."""
     lines = httpx2.get(f"{URL}/metrics", timeout=30).text.splitlines()
     thresholds = [float(line.split()[-1]) for line in lines if line.startswith("mars:threshold{")]
     tokens = [float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total")]
-    return sum(thresholds) / len(thresholds), sum(tokens)
+    return sum(thresholds) / len(thresholds) if thresholds else None, sum(tokens)
