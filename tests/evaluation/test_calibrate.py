@@ -38,6 +38,7 @@ from mars_ray.evaluation.calibration import (
     family_prompts,
     file_prompts,
 )
+from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS
 from mars_ray.method.reference import DecodeOptions, decode, last_logits
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
@@ -343,7 +344,7 @@ def test_the_calibration_of_an_adapter_goes_into_its_own_card(folder: Path, tmp_
     code, _, err = mars_ray("calibrate", "--model", folder, "--adapter", tmp_path / "adapter", *asked)
     assert code == 0, err
     written = read_adapter_card(tmp_path / "adapter")
-    assert [point.threshold for point in written.calibration] == list(THRESHOLDS)
+    assert [point.threshold for point in written.calibration] == [1.0, *ADAPTER_THRESHOLDS]
     # The model itself looks further ahead.
     assert all(1 < point.tokens_per_forward <= 1 + card.block for point in written.calibration)
     assert written.model_copy(update={"calibration": ()}) == card

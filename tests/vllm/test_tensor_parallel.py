@@ -30,5 +30,6 @@ def test_two_ranks_return_the_tokens_of_the_plain_rule(architecture, tmp_path, m
     answers = [decode_causally(choices, ids, **rule) for ids in prompts()]
     assert decode(two, {"mode": "exact"}) == [answer.tokens for answer in answers]
     record = two.collective_rpc("mars_record")
-    assert record[0]["lookahead"]["forwards"] == sum(answer.forwards for answer in answers)
+    after_prompts = sum(answer.forwards - 1 for answer in answers)
+    assert record[0]["lookahead"]["forwards"] == after_prompts
     assert record[0]["lookahead"] == record[1]["lookahead"]
