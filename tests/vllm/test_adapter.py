@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_threshold_keeps_nothing_that_an_adapter_alone_is_sure_of(mars, stock)
 
 
 def test_it_takes_the_forwards_of_the_plain_rule(base, adapter, mars):
-    rule = {"threshold": 1.0, "masks": BLOCK - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
+    rule: dict[str, Any] = {"threshold": 1.0, "masks": BLOCK - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS}
     with_head, headless = (
         sum(
             decode_causally(choices_with(base, adapter, reads_sampler=reads), ids, **rule).forwards for ids in prompts()
