@@ -190,14 +190,15 @@ def test_at_threshold_1_lenience_does_not_keep_a_tie() -> None:
 def test_when_all_drafts_are_right_the_step_goes_on_at_the_masks() -> None:
     proposals = [*certain(1, 2, 3), Proposal(4, 0.95, True), Proposal(5, 0.97, True), Proposal(6, 0.5, True)]
     done = verify(behind_the_last(proposals, [1, 2]), [1, 2], SURE, DEAR, NO_STOP, max_tokens=9)
-    assert (done.verified, done.num_accepted_drafts) == ([1, 2, 3], 2)
-    assert (done.accepted, done.accepted_confidences) == ([4, 5], [0.95, 0.97])
+    verified = Verification([1, 2, 3], num_accepted_drafts=2, ratios=[1.0, 1.0])
+    assert done == replace(verified, accepted=[4, 5], accepted_confidences=[0.95, 0.97])
 
 
 def test_behind_a_wrong_draft_the_step_goes_on_at_the_masks_behind_the_right_ones() -> None:
     proposals = Proposals(iter(certain(1, 2, 3)), lambda right: certain(10 * right, 10 * right + 1))
     done = verify(proposals, [1, 9], SURE, DEAR, NO_STOP, max_tokens=9)
-    assert (done.verified, done.accepted, done.num_accepted_drafts) == ([1, 2], [10, 11], 1)
+    verified = Verification([1, 2], num_accepted_drafts=1, ratios=[1.0, 0.0])
+    assert done == replace(verified, accepted=[10, 11], accepted_confidences=[1.0, 1.0])
 
 
 def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_right() -> None:
