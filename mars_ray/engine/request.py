@@ -4,7 +4,7 @@ Values are checked when a request is created. `core/limits` checks the limits th
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from hashlib import blake2b
 from numbers import Integral
@@ -176,9 +176,9 @@ class DecodeParams:
 
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """Confidence at which a token at a mask is accepted: 0 to 1 for probability and margin, nats for entropy. At 1, or
-    0 nats, no token passes, and tokens are verified as in exact mode. Modes ar and exact ignore the threshold. None
-    follows the engine's own threshold, which may change between steps."""
+    """What a token ahead must reach to be kept (see `Acceptance`): 0 to 1 for probability and margin, nats for entropy.
+    At 1, or 0 nats, answers are those of exact mode. Modes ar and exact ignore the threshold. None follows the engine's
+    own threshold, which may change between steps."""
     floor: float | None = None
     """Lower bound on the engine's threshold for this request; only allowed without a `threshold`."""
     metric: Metric = Metric.PROBABILITY
@@ -214,9 +214,10 @@ class DecodeParams:
         if self.mode is Mode.AR:
             return None
         threshold = max(engine_threshold, self.floor or 0.0) if self.threshold is None else self.threshold
-        if self.mode is Mode.EXACT or accepts_nothing(threshold, self.metric):
-            return replace(LOSSLESS, lenient=lenient)
-        return Acceptance(threshold, self.metric, lenient and self.metric is Metric.PROBABILITY)
+        metric = self.metric
+        if self.mode is Mode.EXACT or accepts_nothing(threshold, metric):
+            threshold, metric = LOSSLESS.threshold, LOSSLESS.metric
+        return Acceptance(threshold, metric, lenient and metric is Metric.PROBABILITY)
 
     @property
     def confidence_metric(self) -> Metric:

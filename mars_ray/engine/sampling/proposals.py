@@ -5,13 +5,16 @@ lazily, one after another.
 """
 
 from collections import abc
+from functools import partial
 from itertools import islice, repeat
 
 import torch
+from torch import Tensor
 
 from mars_ray.engine.chunk import TokenLogprobs
 from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Matcher
+from mars_ray.engine.request import SamplingParams
 from mars_ray.engine.sampling.commit import Emitted
 from mars_ray.engine.sampling.sampler import (
     SamplingPosition,
@@ -41,7 +44,7 @@ def propose_all(batch: list[ScheduledSequence], picks: list[Picks], output: Forw
         if not scheduled.has_logits:
             proposed.append(NOTHING)
         elif is_greedy(scheduled.sequence):
-            proposed.append(_likeliest(read, output))
+            proposed.append(_likeliest(scheduled.sequence.request.sampling, read, output))
         elif has_penalties(scheduled.sequence.request.sampling):
             proposed.append(_propose_one_by_one(scheduled.sequence, read, output))
         else:
@@ -57,18 +60,20 @@ def propose_all(batch: list[ScheduledSequence], picks: list[Picks], output: Forw
     return proposed
 
 
-def _likeliest(read: Picks, output: ForwardOutput) -> Proposals:
+def _likeliest(sampling: SamplingParams, read: Picks, output: ForwardOutput) -> Proposals:
     """Propose the most likely token at every position."""
 
     def at(picks: range) -> abc.Iterator[PlainProposal]:
         part = slice(picks.start, picks.stop)
         return zip(output.tokens[part], output.confidences[part], repeat(True))
 
-    def ratio(index: int, draft: int) -> float:
-        row_V = output.logits_MV[read.verifying[index]]
-        return float((row_V[draft] - row_V[output.tokens[read.verifying[index]]]).exp())
-
+    ratio = partial(_ratio, output.logits_MV, read.verifying, sampling)
     return Proposals(at(read.verifying), lambda right: at(read.masks[right]), ratio)
+
+
+def _ratio(logits_MV: Tensor, rows: range, sampling: SamplingParams, index: int, draft: int) -> float:
+    """Return the ratio of a draft (see `Proposals`). The logits in `rows[index]` judge the draft at `index`."""
+    return draft_ratio(logits_MV[rows[index]], sampling, draft)
 
 
 def _propose_together(batch: list[tuple[Sequence, Picks]], output: ForwardOutput) -> list[Proposals]:
@@ -90,9 +95,7 @@ def _propose_together(batch: list[tuple[Sequence, Picks]], output: ForwardOutput
         Proposals(
             (chosen[pick] for pick in read.verifying),
             lambda right, read=read: (chosen[pick] for pick in read.masks[right]),  # type: ignore[misc]
-            lambda index, draft, first=start, sampling=sequence.request.sampling: draft_ratio(  # type: ignore[misc]
-                logits_MV[first + index], sampling, draft
-            ),
+            partial(_ratio, logits_MV, range(start, start + len(read.verifying)), sequence.request.sampling),
         )
         for (sequence, read), start in zip(batch, starts, strict=True)
     ]

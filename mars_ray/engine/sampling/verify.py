@@ -32,7 +32,7 @@ PlainProposal = Proposal | tuple[int, float, bool]
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Proposals for one sequence in a step."""
+    """Tokens proposed for one sequence in a step: where its drafts are verified, and at its masks."""
 
     verifying: Iterator[PlainProposal]
     """Proposals after the last token and after each draft."""
@@ -40,7 +40,7 @@ class Proposals:
     """Return the proposals at the masks after this number of right drafts. Called at most once, after `verifying` has
     been read."""
     ratio: Callable[[int, int], float] | None = None
-    """Return the probability of a token in place of the draft at this index, divided by that of the most likely token.
+    """Return the ratio of a draft, given its index and token: its probability divided by that of the most likely token.
     None if only the proposed token may be taken, because later proposals depend on it."""
 
 

@@ -138,8 +138,8 @@ class BlockChoice:
     ) -> Masks:
         """Return the number of masks after the last token and after each draft, in a slot of `max_columns` tokens.
 
-        `full` is the block that the decoder of the sequence's masks was trained for. A `trial` of the decoder gives all
-        masks to sequences whose block follows the load, as a probe does.
+        `full` is the block that the decoder of the masks was trained for. During a `trial` of a decoder that was off,
+        sequences whose block follows the load get all masks.
         """
         drafts = sequence.drafts
         if acceptance is None:
