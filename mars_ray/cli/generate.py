@@ -45,7 +45,9 @@ Template = Annotated[
 PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompt. Default: 'messages', then 'prompt'.")]
 Threshold = Annotated[
     float | None,
-    typer.Option(help="Confidence at which a proposed token is accepted. Default: 1, which verifies every token."),
+    typer.Option(
+        help="What a token ahead must reach to be kept. Default: 1, which keeps only the model's own choices."
+    ),
 ]
 Deadline = Annotated[
     str | None,

@@ -13,6 +13,7 @@ class Mode(StrEnum):
     AR = "ar"
     """One token per forward."""
     THRESHOLD = "threshold"
-    """Tokens at masks are accepted while their confidence passes the threshold (arXiv 2604.07023, section 3.3)."""
+    """Tokens ahead are kept while they reach the threshold: by their confidence at masks (arXiv 2604.07023, section
+    3.3), or with an adapter once they are verified (see `Acceptance`)."""
     EXACT = "exact"
     """Tokens at masks are drafts, returned only if they equal the autoregressive choice."""

@@ -16,7 +16,7 @@ class DecodingSetting:
 
     mode: Mode
     threshold: float
-    """Confidence threshold; it has no effect in modes ar and exact."""
+    """What a token ahead must reach to be kept; it has no effect in modes ar and exact."""
 
     @property
     def name(self) -> str:

@@ -25,8 +25,8 @@ class HarnessSettings(BaseModel):
     """'bundled', 'smollm2', a folder, a .gguf file or a name on a hub."""
     mode: Mode = Mode.THRESHOLD
     threshold: float | None = None
-    """Confidence threshold. None means 1, which gives the same answers as decoding one token at a time. Modes ar and
-    exact ignore it."""
+    """What a token ahead must reach to be kept. None means 1, which gives the same answers as decoding one token at a
+    time. Modes ar and exact ignore it."""
     metric: Metric = Metric.PROBABILITY
     """Confidence metric that is compared with the threshold."""
     block: int | None = None

@@ -102,11 +102,11 @@ class LLM:
         """Continue one prompt or several, and return the outputs in the same order.
 
         A prompt is a text or token ids. Several prompts are a list, a generator, an array of NumPy or torch, or a
-        Series of pandas. `threshold` is the confidence at or above which a proposed token
-        is accepted without verification. At 1, the default, every token is verified, and the answers are the same as
-        when decoding one token at a time. A lower threshold needs fewer forwards. `mode` is "threshold", "exact" or
-        "ar" (one token at a time). `adapter` is a name that `set_adapters` has set. `schema` is a JSON schema that
-        every answer follows. `progress` shows a progress bar; None shows one only on a terminal.
+        Series of pandas. `threshold` is what a token ahead must reach to be kept though the model may choose another.
+        At 1, the default, the answers are the same as when decoding one token at a time. A lower threshold needs fewer
+        forwards. `mode` is "threshold", "exact" or "ar" (one token at a time). `adapter` is a name that `set_adapters`
+        has set. `schema` is a JSON schema that every answer follows. `progress` shows a
+        progress bar; None shows one only on a terminal.
 
         Raises `RequestError`, before any work, for a prompt or a value that cannot be served. An answer that fails
         halfway has the finish reason "error"; the other answers continue.

@@ -167,7 +167,7 @@ class GenerateRequest(RequestBody):
     """vLLM's field: number of most likely tokens to list at each token of the prompt, besides that token."""
     response_format: ResponseFormat = TextFormat(type="text")
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Confidence needed to accept a token proposed at a mask, for this request only."""
+    """What a token ahead must reach to be kept, for this request only."""
     threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
     """Lowest threshold allowed for this request, which otherwise follows the server's threshold."""
     mode: Literal["ar", "threshold", "exact"] | None = None
