@@ -1,10 +1,12 @@
 """Compare our drafts from text with n-gram speculation of vLLM and with prompt lookup over llama.cpp.
 
     python -m benchmarks.drafts.peers --model smollm2 --callers 1 --callers 4 --json draft_peers.json
+    python -m benchmarks.drafts.peers --model coder.gguf --adapter qwen2.5-coder-0.5b-instruct --bits 8
 
-Every engine answers the same prompts of a task, as many at once as there are callers, with the same number of tokens
-and weights of 16 bits. Each engine is compared with itself one token at a time; all run in turns. A time is that of
-decoding after the prompts. Tasks with a grammar or tools are left out, because the others have other grammars.
+Every engine answers the same prompts of a task, as many at once as there are callers, with the same number of tokens.
+Weights have 16 bits, or 8 in ours and llama.cpp with `--bits 8`. With an adapter, ours drafts from it, too. Each engine
+is compared with itself one token at a time; all run in turns. A time is that of decoding after the prompts. Tasks with
+a grammar or tools are left out, because the others have other grammars.
 """
 
 import argparse
@@ -23,8 +25,10 @@ from benchmarks.peers.llama_cpp import lookup_peers
 from benchmarks.peers.own_engine import OwnEngine
 from benchmarks.peers.peer import Peer, PeerUnavailableError
 from benchmarks.peers.vllm import VLLM, vllm_peers
+from mars_ray.adapter.card import resolve_adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.mode import Mode
+from mars_ray.engine.options import Quantize
 from mars_ray.measure import Sample, interleaved, machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -33,13 +37,18 @@ from mars_ray.progress import ProgressLine
 TASKS = ("edits", "summaries", "gsm8k", "chat")
 MOST_PROMPT_TOKENS = 1200
 ANSWER_TOKENS = 128
+FORMATS: dict[int, tuple[Quantize | None, str]] = {16: (None, "F16"), 8: ("int8", "Q8_0")}
+"""Formats of ours and of llama.cpp by their bits."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 
-def engines_of(folder: Path, callers: int, threads: int, never_id: int) -> tuple[list[tuple[Peer, Peer]], list[str]]:
-    """Return pairs of engines without and with drafts from text, and the reasons why others are missing."""
-    sizes = (folder, callers, MOST_PROMPT_TOKENS)
-    pairs: list[tuple[Peer, Peer]] = [(OwnEngine(*sizes), OwnEngine(*sizes, mode=Mode.EXACT))]
+def engines_of(
+    folder: Path, adapter: Path | None, bits: int, callers: int, threads: int, never_id: int
+) -> tuple[list[tuple[Peer, Peer]], list[str]]:
+    """Return pairs of engines without and with drafts, and the reasons why others are missing."""
+    quantize, kind = FORMATS[bits]
+    sizes = (folder, callers, MOST_PROMPT_TOKENS, quantize)
+    pairs: list[tuple[Peer, Peer]] = [(OwnEngine(*sizes), OwnEngine(*sizes, Mode.EXACT, adapter))]
     absent = []
     try:
         [plain] = vllm_peers(folder, threads, never_id)
@@ -47,7 +56,7 @@ def engines_of(folder: Path, callers: int, threads: int, never_id: int) -> tuple
     except PeerUnavailableError as error:
         absent.append(f"vllm: {error}")
     try:
-        pairs.append(lookup_peers(folder, threads, never_id))
+        pairs.append(lookup_peers(folder, threads, never_id, kind))
     except PeerUnavailableError as error:
         absent.append(f"llama.cpp: {error}")
     return pairs, absent
@@ -93,21 +102,23 @@ def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--adapter", help="name or folder")
+    parser.add_argument("--bits", type=int, choices=FORMATS, default=16)
     parser.add_argument("--callers", type=int, action="append")
     parser.add_argument("--task", action="append", choices=TASKS)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    folder = resolve_model(arguments.model)
+    folder, adapter = resolve_model(arguments.model), resolve_adapter(arguments.adapter)
     checkpoint = load_checkpoint(folder)
     encoder, never_id = ChatEncoder(checkpoint.tokenizer), checkpoint.mask_id
     del checkpoint
     columns = ("task", "callers", "engine", "plain, tokens/s", "with drafts", "times plain", "same answers")
-    table = Table(*columns, title=f"{arguments.model}, 16 bits, {arguments.rounds} rounds in turns")
+    table = Table(*columns, title=f"{arguments.model}, {arguments.bits} bits, {arguments.rounds} rounds in turns")
     runs = []
     for callers in arguments.callers or [1, 4]:
-        pairs, absent = engines_of(folder, callers, os.cpu_count() or 1, never_id)
+        pairs, absent = engines_of(folder, adapter, arguments.bits, callers, os.cpu_count() or 1, never_id)
         for reason in absent:
             print(reason, flush=True)
         for work in workloads(max(arguments.conversations, callers)):

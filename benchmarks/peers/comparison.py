@@ -1,7 +1,7 @@
 """Run other engines and ours on the same model, prompts, lengths and threads, in turns.
 
 Prompts of one length are read together, then answered together; the two phases are timed separately. All engines decode
-greedily.
+greedily. If the model is a .gguf file, llama.cpp also runs it as it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.peers.llama_cpp import llama_cpp_peers
+from benchmarks.peers.llama_cpp import LlamaCpp, llama_cpp_peers
 from benchmarks.peers.openvino import openvino_peers
 from benchmarks.peers.own_engine import BITS, OwnEngine
 from benchmarks.peers.peer import Peer, PeerUnavailableError
@@ -74,6 +74,8 @@ def compare_peers(
     checkpoint = load_checkpoint(folder)
     prompts = prompts_of_one_length(checkpoint, max(requests, *batches))
     others, absent = _others(peers, folder, threads, checkpoint.mask_id)
+    if "llama.cpp" in peers and "llama.cpp" not in absent and name.endswith(".gguf"):
+        others.append(LlamaCpp(Path(name), "the file", threads, checkpoint.mask_id))
     del checkpoint
     ours, not_ours = _ours(folder, max(batches))
     engines: dict[str, Peer] = {peer.name: peer for peer in (*ours, *others)}

@@ -210,14 +210,14 @@ def llama_cpp_peers(folder: Path, threads: int, never_id: int) -> list[LlamaCpp]
     return [LlamaCpp(quantised_file(folder, kind), kind, threads, never_id) for kind in FORMATS]
 
 
-def lookup_peers(folder: Path, threads: int, never_id: int) -> tuple[LlamaCpp, LlamaCppLookup]:
-    """Return llama.cpp with the model in `folder` in 16 bits, without and with prompt lookup.
+def lookup_peers(folder: Path, threads: int, never_id: int, kind: str = "F16") -> tuple[LlamaCpp, LlamaCppLookup]:
+    """Return llama.cpp with the model in `folder` in one of `FORMATS`, without and with prompt lookup.
 
     Raises a `PeerUnavailableError` with the reason.
     """
     _api()
-    file = quantised_file(folder, "F16")
-    plain, lookup = LlamaCpp(file, "F16", threads, never_id), LlamaCppLookup(file, "F16", threads, never_id)
+    file = quantised_file(folder, kind)
+    plain, lookup = LlamaCpp(file, kind, threads, never_id), LlamaCppLookup(file, kind, threads, never_id)
     lookup.name += " lookup"
     return plain, lookup
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers.peer import TimedAnswers
+from mars_ray.adapter.card import unnamed
 from mars_ray.engine.core.load import load_engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
@@ -23,14 +24,20 @@ class OwnEngine:
     """
 
     def __init__(
-        self, folder: Path, rows: int, prompt_tokens: int, quantize: Quantize | None = None, mode: Mode = Mode.AR
+        self,
+        folder: Path,
+        rows: int,
+        prompt_tokens: int,
+        quantize: Quantize | None = None,
+        mode: Mode = Mode.AR,
+        adapter: Path | None = None,
     ) -> None:
         self.name = f"mars-ray {quantize or 'bfloat16'}" + (f" {mode}" if mode is not Mode.AR else "")
         self._mode = mode
         self.bits = BITS[quantize]
         options = EngineOptions(max_num_seqs=rows, max_prefill_tokens=rows * prompt_tokens, quantize=quantize)
         began_s = time.perf_counter()
-        self._engine, _ = load_engine(check_folder(folder, "bfloat16"), options)
+        self._engine, _ = load_engine(check_folder(folder, "bfloat16"), options, unnamed(adapter))
         self.load_seconds = time.perf_counter() - began_s
 
     def answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> TimedAnswers:
