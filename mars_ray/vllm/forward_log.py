@@ -27,12 +27,15 @@ class LoggedForward(NamedTuple):
     draft_confidences: list[float]
     """Confidences of the drafts when they were predicted."""
     right: int
-    """Drafts that were right along with all drafts before them."""
+    """Drafts that were right, or kept, along with all drafts before them."""
+    ratios: list[float]
+    """Probability of each draft up to the first that was not kept, divided by that of the most likely token: 1 for a
+    right one; 0 for a wrong one if thresholds do not apply to drafts."""
     accepted_confidences: list[float]
     """Confidences of the tokens that the previous forward accepted at masks."""
     agreed: list[bool]
-    """Whether each of these tokens is the most likely one, given all tokens before it. It ends where a token was drawn
-    that is not the most likely one."""
+    """Whether each of these tokens is the most likely one, given all tokens before it, or each draft of `ratios` if
+    thresholds apply to drafts. It ends where a token was drawn that is not the most likely one."""
 
 
 class ForwardLog:
@@ -40,10 +43,11 @@ class ForwardLog:
 
     def __init__(self, masks: int, slots: int, device: torch.device) -> None:
         self._masks = masks
-        self.row_FC = torch.full((max(CAPACITY, slots), 5 * masks + 6), torch.nan, device=device)
+        self.row_FC = torch.full((max(CAPACITY, slots), 6 * masks + 6), torch.nan, device=device)
         """A ring of forwards. Columns: confidences at the masks, those of the previous forward of the request, whether
-        tokens that it accepted are the most likely ones, tokens at the masks, drafts, and the six numbers that `_read`
-        names. Confidences at masks that were not read, and judgements of drawn tokens, are NaN."""
+        tokens that it accepted, or drafts, are the most likely ones, tokens at the masks, drafts, ratios of drafts, and
+        the six numbers that `_read` names. Confidences at masks that were not read, ratios of drafts that were not
+        judged, and judgements of drawn tokens, are NaN."""
         self.confidence_SK = torch.zeros(slots, masks, device=device)
         """Confidences at the masks in the last forward of the request in each slot."""
         self.accepted_S = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -70,14 +74,14 @@ class ForwardLog:
     def _read(self, rows: list[list[float]]) -> Iterator[LoggedForward]:
         masks = self._masks
         for row in rows:
-            threshold, token, drafts, right, accepted, samples = row[5 * masks :]
+            threshold, token, drafts, right, accepted, samples = row[6 * masks :]
             if samples != 1:  # a part of a prompt, or an empty row
                 continue
-            confidences, before, agreed, at_masks, fed = (row[part * masks : (part + 1) * masks] for part in range(5))
+            confidences, before, agreed, at_masks, fed, ratios = (
+                row[part * masks : (part + 1) * masks] for part in range(6)
+            )
             num_drafts, num_accepted = int(drafts), int(accepted)
-            read = [confidence for confidence in confidences if confidence == confidence]  # NaN where none was read
-            judged = agreed[:num_accepted]
-            judged = judged[: next((k for k, agrees in enumerate(judged) if agrees != agrees), None)]
+            read = _before_nan(confidences)
             yield LoggedForward(
                 threshold=threshold,
                 mask_confidences=read,
@@ -85,6 +89,11 @@ class ForwardLog:
                 drafts=[int(draft) for draft in fed[:num_drafts]],
                 draft_confidences=before[num_accepted : num_accepted + num_drafts],
                 right=int(right),
+                ratios=_before_nan(ratios),
                 accepted_confidences=before[:num_accepted],
-                agreed=[agrees == 1 for agrees in judged],
+                agreed=[agrees == 1 for agrees in _before_nan(agreed)],
             )
+
+
+def _before_nan(values: list[float]) -> list[float]:
+    return values[: next((index for index, value in enumerate(values) if value != value), None)]

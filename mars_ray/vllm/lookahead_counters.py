@@ -18,11 +18,12 @@ class LookaheadRecord:
     tokens: int
     """Tokens that these forwards yielded, before stop conditions cut them."""
     accepted: int
-    """Tokens accepted at masks without verification."""
+    """Tokens kept because of the threshold: accepted at masks without verification, or drafts that are not the model's
+    own choice."""
     drafts: int
     """Drafts that were verified."""
     right: int
-    """Drafts that were right."""
+    """Drafts that were right, or kept."""
     positions: int
     """Rows of logits: known tokens, drafts, masks and padding."""
     thresholds: tuple[float, ...]

@@ -43,7 +43,7 @@ class VllmSettings(BaseModel):
     """Service classes, each with a threshold of its own while the engine runs. Requests of other classes belong to the
     first."""
     mode: Literal["threshold", "exact"] = "threshold"
-    """With "exact", every token at a mask is verified, whatever threshold a request sets."""
+    """With "exact", only the network's own choices are kept, whatever threshold a request sets."""
     block: Annotated[int, Field(ge=2, le=64)]
     """Most tokens that a step may yield: the next token and block - 1 tokens at masks. The default is the block that
     the model was trained with."""
@@ -66,6 +66,11 @@ class VllmSettings(BaseModel):
     def mask_step(self) -> int:
         """Difference of the ids of a request's neighbouring masks. An adapter has an embedding for each mask."""
         return 1 if self.adapter else 0
+
+    @property
+    def lenient(self) -> bool:
+        """Whether thresholds apply to drafts, which the network judges, because an adapter knows less than it."""
+        return self.adapter is not None
 
     @property
     def draft_positions(self) -> int:

@@ -1,7 +1,7 @@
 """The rule of the plug-in in plain Python, without a cache: masks follow the last draft only.
 
 It differs from `mars_ray.method.reference` in two ways that vLLM brings: a step that reads a prompt looks at no mask,
-and attention is causal, so a wrong draft voids all masks of its step.
+and attention is causal, so a wrong draft voids all masks of its step. With an adapter the threshold applies to drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,17 @@ from mars_ray.vllm.step_rule import LEAST_LIKELY
 Choices = Callable[[list[int], int], list[tuple[int, float]]]
 """Returns the most likely token after each of the last `count` ids, and its probability."""
 
+Ratio = Callable[[list[int], int], float]
+"""Returns the probability of an id after other ids, divided by that of the most likely one."""
+
 
 @dataclass
 class CausalAnswer:
     tokens: list[int] = field(default_factory=list)
     forwards: int = 0
     accepted: int = 0
+    kept: int = 0
+    """Drafts that the threshold kept in place of the most likely token."""
 
 
 def decode_causally(
@@ -35,6 +40,7 @@ def decode_causally(
     mask_id: int,
     max_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
+    ratio: Ratio | None = None,
 ) -> CausalAnswer:
     answer = CausalAnswer()
     drafts: list[int] = []
@@ -42,13 +48,20 @@ def decode_causally(
         looks = masks if answer.tokens else 0
         fed = [*prompt, *answer.tokens, *drafts, *[mask_id] * looks]
         read = choices(fed, len(drafts) + 1 + looks)
-        right = next((i for i, draft in enumerate(drafts) if read[i][0] != draft), len(drafts))
+        right = 0
+        while right < len(drafts):
+            chosen, draft = read[right][0], drafts[right]
+            before = [*prompt, *answer.tokens, *drafts[:right]]
+            if draft != chosen and not (ratio and threshold < 1 and ratio(before, draft) >= threshold):
+                break
+            answer.kept += draft != chosen
+            right += 1
         answer.forwards += 1
-        answer.tokens += [token for token, _ in read[: right + 1]]
+        answer.tokens += [*drafts[:right], read[right][0]]
         ahead = read[len(drafts) + 1 :] if right == len(drafts) else []
         drafts, likely = [], 1.0
         for token, sure in ahead:
-            if not drafts and sure >= threshold and threshold < 1:
+            if not ratio and not drafts and sure >= threshold and threshold < 1:
                 answer.tokens.append(token)
                 answer.accepted += 1
                 continue

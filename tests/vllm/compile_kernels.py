@@ -15,9 +15,12 @@ INT64 = {"slot_R", "sampled_N", "token_RQ", "sum_SC", "passed_SGK"}
 FLOAT32 = {
     "own_threshold_S",
     "floor_S",
+    "temperature_S",
     "class_threshold_C",
     "threshold_R",
+    "temperature_R",
     "confidence_N",
+    "ratio_N",
     "grid_G",
     "log_FC",
     "confidence_SK",
@@ -50,7 +53,8 @@ def main() -> None:
         for is_exact in (False, True):
             compile_kernel(_lay_out, 1, **blocks, MASK_STEP=int(is_exact), IS_EXACT=is_exact)
         sizes = {"Q": width, "G": 13, "F": 1024, "K_BLOCK": triton.next_power_of_2(masks), "G_BLOCK": 16}
-        compile_kernel(_take, 1, **blocks, **sizes, LEAST_LIKELY=LEAST_LIKELY)
+        for lenient in (False, True):
+            compile_kernel(_take, 1, **blocks, **sizes, LEAST_LIKELY=LEAST_LIKELY, LENIENT=lenient)
     for logits in ("*bf16", "*fp16", "*fp32"):
         compile_kernel(_find_most_likely, 16, logits, V_BLOCK=TOKENS_AT_ONCE)
 

@@ -10,7 +10,7 @@ from mars_ray.adapter.folder import load_adapter, save_adapter
 from mars_ray.adapter.gated_lora import new_adapter
 from tests.adapter.samplers import corrected_by_hand
 from tests.factories.cards import adapter_card
-from tests.vllm.causal_reference import Choices
+from tests.vllm.causal_reference import Choices, Ratio
 from tests.vllm.small_networks import BLOCK, small_network
 
 MASK = -1
@@ -63,3 +63,15 @@ def choices_with(base: Path, adapter: Path, *, reads_sampler: bool = True) -> Ch
         return list(zip(sure.indices.tolist(), sure.values.tolist(), strict=True))
 
     return choices
+
+
+def ratio_of(base: Path) -> Ratio:
+    """How likely the base finds an id, compared with its most likely one, in transformers without a cache."""
+    network = small_network_in(base)
+
+    @torch.inference_mode()
+    def ratio(before: list[int], token: int) -> float:
+        logits_V = network(torch.tensor([before]), use_cache=False).logits[0, -1]
+        return float((logits_V[token] - logits_V.max()).exp())
+
+    return ratio

@@ -47,6 +47,6 @@ def prompts() -> list[list[int]]:
     return [[chance.randrange(MASK) for _ in range(chance.randint(1, 40))] for _ in range(24)]
 
 
-def decode(llm: LLM, extra: dict[str, Any] | None = None) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False, extra_args=extra)
+def decode(llm: LLM, extra: dict[str, Any] | None = None, **sampling: Any) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False, extra_args=extra, **sampling)
     return tokens_of(llm.generate([{"prompt_token_ids": ids} for ids in prompts()], params, use_tqdm=False))

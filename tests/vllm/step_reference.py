@@ -75,6 +75,8 @@ class StepPredictions(NamedTuple):
     is_argmax_RQ: Tensor
     """Whether the chosen token is the most likely one. Predictions at later masks assume that it is, so nothing is
     accepted or drafted after a token that a draw, a penalty or a bias changed. At a mask such a token is a draft."""
+    ratio_RQ: Tensor
+    """Probability of the id that the next row is fed, divided by that of the most likely token, float32."""
 
 
 class StepOutcome(NamedTuple):
@@ -89,7 +91,11 @@ class StepOutcome(NamedTuple):
     num_rejected_R: Tensor
     """Positions whose keys are void: wrong drafts, masks and padding; int64 [R]."""
     right_R: Tensor
-    """Right drafts, int64 [R]."""
+    """Right drafts and those that the threshold keeps, int64 [R]."""
+    kept_R: Tensor
+    """Drafts that the threshold keeps in place of the sampler's token, int64 [R]."""
+    ratio_RK: Tensor
+    """Ratio of each draft up to the first that is not kept, float32 [R, K]; NaN elsewhere."""
     accepted_R: Tensor
     """Tokens accepted at masks, int64 [R]."""
     drafts_RK: Tensor
@@ -100,8 +106,18 @@ class StepOutcome(NamedTuple):
     """Confidence at each mask, float32 [R, K]; NaN where no mask was read."""
 
 
-def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor, threshold_R: Tensor) -> StepOutcome:
-    """Return the outcome of a step that fed `fed_drafts_RK` as drafts. A threshold of 1 accepts nothing at masks."""
+def take(
+    layout: StepLayout,
+    predictions: StepPredictions,
+    fed_drafts_RK: Tensor,
+    threshold_R: Tensor,
+    *,
+    lenient: bool = False,
+) -> StepOutcome:
+    """Return the outcome of a step that fed `fed_drafts_RK` as drafts. A threshold of 1 accepts nothing at masks.
+
+    `lenient` says that thresholds apply to drafts.
+    """
     width, masks = predictions.token_RQ.shape[1], fed_drafts_RK.shape[1]
     column_1Q = torch.arange(width, device=threshold_R.device)[None]
     first_row_R = (layout.known_R - 1).clamp(0, width - 1)
@@ -109,8 +125,15 @@ def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor
     token_RQ = predictions.token_RQ.gather(1, row_RQ)
     offset_1K = torch.arange(masks, device=threshold_R.device)[None]
 
-    is_right_RK = (columns(token_RQ, offset_1K) == fed_drafts_RK) & (offset_1K < layout.drafts_R[:, None])
-    right_R = _leading(is_right_RK)
+    is_draft_RK = offset_1K < layout.drafts_R[:, None]
+    is_chosen_RK = is_draft_RK & (columns(token_RQ, offset_1K) == fed_drafts_RK)
+    ratio_RK = (
+        columns(predictions.ratio_RQ.gather(1, row_RQ), offset_1K) if lenient else torch.zeros(fed_drafts_RK.shape)
+    )
+    ratio_RK = torch.where(is_chosen_RK, 1.0, ratio_RK)
+    passes_RK = (ratio_RK >= threshold_R[:, None]) & (ratio_RK > 0) & (threshold_R < 1)[:, None]
+    right_R = _leading(is_chosen_RK | (is_draft_RK & passes_RK & lenient))
+    is_verified_RK = is_draft_RK & (offset_1K <= right_R[:, None]) & layout.samples_R[:, None]
 
     mask_RK = layout.drafts_R[:, None] + 1 + offset_1K  # columns of the predictions at masks
     is_read_RK = (offset_1K < layout.masks_R[:, None]) & (right_R == layout.drafts_R)[:, None]
@@ -120,7 +143,7 @@ def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor
     confidence_RK = columns(predictions.confidence_RQ.gather(1, row_RQ), mask_RK)
 
     passes_RK = is_read_RK & ~at_mask_changed_RK & (confidence_RK >= threshold_R[:, None])
-    accepted_R = _leading(passes_RK & (threshold_R < 1)[:, None])
+    accepted_R = _leading(passes_RK & (threshold_R < 1)[:, None] & (not lenient))
 
     after_RK = offset_1K >= accepted_R[:, None]
     likely_RK = torch.where(after_RK, confidence_RK, 1.0).cumprod(dim=1)
@@ -129,12 +152,15 @@ def take(layout: StepLayout, predictions: StepPredictions, fed_drafts_RK: Tensor
     drafts_RK = columns(columns(token_RQ, mask_RK), accepted_R[:, None] + offset_1K)
 
     samples_R = layout.samples_R
+    is_right_RQ = column_1Q < right_R[:, None]
     return StepOutcome(
-        token_RQ=token_RQ,
+        token_RQ=torch.where(is_right_RQ, columns(fed_drafts_RK, column_1Q), token_RQ),
         first_row_R=first_row_R,
         num_sampled_R=torch.where(samples_R, right_R + 1 + accepted_R, 0),
         num_rejected_R=torch.where(samples_R, layout.rows_R - layout.known_R - right_R, 0),
         right_R=torch.where(samples_R, right_R, 0),
+        kept_R=torch.where(samples_R, right_R - (is_chosen_RK & (offset_1K < right_R[:, None])).sum(dim=1), 0),
+        ratio_RK=torch.where(is_verified_RK, ratio_RK, torch.nan),
         accepted_R=torch.where(samples_R, accepted_R, 0),
         drafts_RK=drafts_RK,
         num_drafts_R=torch.where(samples_R, num_drafts_R, 0),
@@ -161,6 +187,8 @@ def add_to_log(
     threshold_R: Tensor,
     predictions: StepPredictions,
     outcome: StepOutcome,
+    *,
+    lenient: bool = False,
 ) -> None:
     """Add a step that fed `fed_RQ`."""
     width, masks = fed_RQ.shape[1], log.confidence_SK.shape[1]
@@ -169,6 +197,10 @@ def add_to_log(
     agrees_RQ = predictions.token_RQ == fed_RQ.roll(-1, dims=1)
     judged_RQ = torch.where(predictions.is_argmax_RQ, agrees_RQ.float(), torch.nan)
     first_draft_R = layout.known_R.clamp(0, width - 1)
+    first_judged_R = outcome.first_row_R if lenient else torch.zeros_like(first_draft_R)
+    is_judged_RK = ~outcome.ratio_RK.isnan() if lenient else column_1K < accepted_R[:, None]
+    is_judged_RK &= layout.samples_R[:, None]
+    judged_RK = columns(judged_RQ, first_judged_R[:, None] + column_1K)
     mask_R = layout.drafts_R + 1  # column of the first prediction at a mask, among those that choose tokens
     numbers = (
         threshold_R,
@@ -181,9 +213,10 @@ def add_to_log(
     parts = (
         outcome.mask_confidence_RK,
         log.confidence_SK[slot_R],
-        columns(judged_RQ, column_1K),
+        torch.where(is_judged_RK, judged_RK, torch.nan),
         columns(outcome.token_RQ, mask_R[:, None] + column_1K).float(),
         columns(fed_RQ, first_draft_R[:, None] + column_1K).float(),
+        outcome.ratio_RK,
         torch.stack([number_R.float() for number_R in numbers], dim=1),
     )
     row_R = (log.reserve(len(slot_R)) + torch.arange(len(slot_R))) % len(log.row_FC)
@@ -195,7 +228,8 @@ def add_to_log(
 def count(counters: LookaheadCounters, slot_R: Tensor, layout: StepLayout, outcome: StepOutcome) -> None:
     """Count a step."""
     samples_R = layout.samples_R
-    numbers = (samples_R, outcome.num_sampled_R, outcome.accepted_R, layout.drafts_R, outcome.right_R, layout.rows_R)
+    accepted_R = outcome.accepted_R + outcome.kept_R
+    numbers = (samples_R, outcome.num_sampled_R, accepted_R, layout.drafts_R, outcome.right_R, layout.rows_R)
     counters.sum_SC[slot_R] += torch.stack([number_R.where(samples_R, 0) for number_R in numbers], dim=1)
     passes_RGK = outcome.mask_confidence_RK[:, None] >= counters.threshold_G[:, None]
     counters.passed_SGK[slot_R] += passes_RGK.long().cumprod(dim=2)

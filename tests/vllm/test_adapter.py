@@ -14,7 +14,7 @@ if find_spec("vllm") is None:
 from tests.vllm.interpreted import LLM  # noqa: E402, I001
 
 from tests.vllm.causal_reference import decode_causally  # noqa: E402
-from tests.vllm.small_adapters import MASK, adapter_of, base_of, choices_with  # noqa: E402
+from tests.vllm.small_adapters import MASK, adapter_of, base_of, choices_with, ratio_of  # noqa: E402
 from tests.vllm.small_networks import BLOCK, MAX_TOKENS, decode, prompts, small_engine  # noqa: E402
 
 
@@ -53,8 +53,23 @@ def test_one_token_at_a_time_the_network_answers_as_without_an_adapter(mars, sto
     assert decode(mars, {"mode": "ar"}) == stock
 
 
-def test_a_threshold_keeps_nothing_that_an_adapter_alone_is_sure_of(mars, stock):
-    assert decode(mars, {"threshold": 0.5}) == stock
+@pytest.mark.parametrize("threshold", [0.8, 0.0])
+def test_a_threshold_keeps_the_drafts_that_the_network_finds_likely_enough(base, adapter, mars, stock, threshold):
+    choices, ratio = choices_with(base, adapter), ratio_of(base)
+    rule: dict[str, Any] = {"masks": BLOCK - 1, "mask_id": MASK, "max_tokens": MAX_TOKENS, "ratio": ratio}
+    plain = [decode_causally(choices, ids, threshold=threshold, **rule) for ids in prompts()]
+    before = mars.collective_rpc("mars_record")[0]["lookahead"]
+    answers = decode(mars, {"threshold": threshold})
+    after = mars.collective_rpc("mars_record")[0]["lookahead"]
+    assert answers == [answer.tokens for answer in plain]
+    assert answers != stock
+    assert after["forwards"] - before["forwards"] == sum(answer.forwards - 1 for answer in plain)
+    assert after["accepted"] - before["accepted"] == sum(answer.kept for answer in plain)
+
+
+@pytest.mark.parametrize("limits", [{"logit_bias": {1: 5.0}}, {"min_tokens": 3}, {"logprobs": 1}])
+def test_drafts_are_not_kept_where_the_sampler_excludes_tokens(mars, limits):
+    assert decode(mars, {"threshold": 0.0}, **limits) == decode(mars, {"mode": "ar"}, **limits)
 
 
 def test_it_takes_the_forwards_of_the_plain_rule(base, adapter, mars):

@@ -86,6 +86,25 @@ def test_the_profile_has_only_the_block_that_vllm_uses() -> None:
     assert {(len(point.tokens), point.positions) for point in points} == {(1, (7.0,))}
 
 
+def test_kept_drafts_are_observed_with_their_ratios_and_audited() -> None:
+    profile = Profile(4, lenient=True)
+    forward = LoggedForward(
+        threshold=0.5,
+        mask_confidences=[],
+        tokens=[1],
+        drafts=[5, 6, 7],
+        draft_confidences=[0.9, 0.9, 0.9],
+        right=2,
+        ratios=[1.0, 0.6, 0.1],
+        accepted_confidences=[],
+        agreed=[True, False, False],
+    )
+    records = Records(profile, frozenset())
+    records.read({"step_times": {}}, [forward])
+    by_threshold = {point.threshold: point for point in profile.points()}
+    assert [by_threshold[threshold].audited for threshold in (1.0, 0.6, 0.5, 0.1, 0.05)] == [1, 2, 2, 3, 3]
+
+
 @pytest.mark.parametrize(("draft", "looks"), [(5, 1), (9, 0)])
 def test_masks_after_a_right_draft_that_is_a_stop_token_are_not_observed(draft: int, looks: int) -> None:
     profile = Profile(4)
@@ -96,6 +115,7 @@ def test_masks_after_a_right_draft_that_is_a_stop_token_are_not_observed(draft: 
         drafts=[draft],
         draft_confidences=[0.9],
         right=1,
+        ratios=[1.0],
         accepted_confidences=[],
         agreed=[],
     )

@@ -92,7 +92,16 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
 
 def sampling(**changed: Any) -> Any:
     fields = {"extra_args": None, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-    return SimpleNamespace(**(fields | {"bad_words": None, "structured_outputs": None} | changed))
+    fields |= {
+        "bad_words": None,
+        "structured_outputs": None,
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+    }
+    fields |= {"min_tokens": 0, "logprobs": None, "logit_bias": None, "allowed_token_ids": None}
+    return SimpleNamespace(**(fields | changed))
 
 
 @pytest.mark.parametrize(
@@ -109,9 +118,32 @@ def sampling(**changed: Any) -> Any:
     ],
 )
 def test_a_request_says_how_far_it_looks_ahead(changed, masks, threshold):
-    lookahead = lookahead_of(sampling(**changed), block=8)
-    assert (lookahead.masks, lookahead.threshold) == (masks, threshold)
-    assert lookahead.is_refused == ("structured_outputs" in changed)
+    for lenient in (False, True):
+        lookahead = lookahead_of(sampling(**changed), block=8, lenient=lenient)
+        assert (lookahead.masks, lookahead.threshold) == (masks, threshold)
+        assert lookahead.is_refused == ("structured_outputs" in changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "threshold"),
+    [
+        ({}, 0.5),
+        ({"temperature": 0.7, "top_k": -1}, 0.5),
+        ({"temperature": 0.0, "top_k": 20}, 0.5),
+        ({"temperature": 0.7, "top_k": 20}, 1.0),
+        ({"temperature": 0.7, "top_p": 0.9}, 1.0),
+        ({"temperature": 0.7, "min_p": 0.1}, 1.0),
+        ({"min_tokens": 3}, 1.0),
+        ({"logit_bias": {1: -100.0}}, 1.0),
+        ({"allowed_token_ids": [1, 2]}, 1.0),
+        ({"logprobs": 0}, 1.0),
+        ({"presence_penalty": 0.1}, 1.0),
+    ],
+)
+def test_drafts_are_kept_only_where_no_token_is_excluded(changed, threshold):
+    lookahead = lookahead_of(sampling(extra_args={"threshold": 0.5}, **changed), block=8, lenient=True)
+    assert lookahead.threshold == threshold
+    assert lookahead.temperature == (changed.get("temperature") or 1.0)
 
 
 @pytest.mark.parametrize(

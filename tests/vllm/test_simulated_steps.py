@@ -27,6 +27,9 @@ class MadeUpNetwork:
     def choices(self, ids: list[int], count: int) -> list[tuple[int, float]]:
         return [self._choice(ids[: len(ids) - count + 1 + row]) for row in range(count)]
 
+    def ratio(self, ids: list[int], token: int) -> float:
+        return 1.0 if token == self._choice(ids)[0] else random.Random(f"{self.seed} {ids} {token}").random()
+
     def _choice(self, ids: list[int]) -> tuple[int, float]:
         known = [*ids]
         masks = 0
@@ -56,7 +59,14 @@ class PagedRequest:
     forwards: int = 0
 
 
-def step(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, log: ForwardLog | None = None) -> None:
+def step(
+    network: MadeUpNetwork,
+    requests: list[PagedRequest],
+    chunk: int,
+    log: ForwardLog | None = None,
+    *,
+    lenient: bool = False,
+) -> None:
     """One step of all requests: those that read their prompt get `chunk` positions, the others their full width."""
     masks = log.confidence_SK.shape[1] if log else max(request.block for request in requests) - 1
     reads = [len(request.cache) < len(request.prompt) for request in requests]
@@ -81,22 +91,29 @@ def step(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, log: 
         known_RQ[row, : len(known)] = torch.tensor(known)
     ids_RQ = fed_ids(layout, known_RQ, drafts_RK, torch.full((masks,), MASK))
     fed, read = [], []
+    ratio_RQ = torch.zeros(len(requests), width)
     for row, request in enumerate(requests):
         ids = ids_RQ[row, : rows[row]].tolist()
         if reads[row]:
             ids = request.prompt[len(request.cache) :][: positions[row]]
         fed.append(ids)
         answer = network.choices([*request.cache, *ids], rows[row])
+        for column in range(rows[row] - 1):
+            if ids[column + 1] != MASK:
+                before = [*request.cache, *ids[: column + 1]]
+                ratio_RQ[row, column] = network.ratio(before, ids[column + 1])
         read.append([*answer, *[(0, 0.0)] * (width - len(answer))])
     predictions = StepPredictions(
         torch.tensor([[token for token, _ in line] for line in read]),
         torch.tensor([[confidence for _, confidence in line] for line in read]),
         torch.ones(len(requests), width, dtype=torch.bool),
+        ratio_RQ,
     )
     threshold_R = torch.tensor([request.threshold for request in requests])
-    outcome = take(layout, predictions, drafts_RK, threshold_R)
+    outcome = take(layout, predictions, drafts_RK, threshold_R, lenient=lenient)
     if log:
-        add_to_log(log, torch.arange(len(requests)), layout, ids_RQ, threshold_R, predictions, outcome)
+        slot_R = torch.arange(len(requests))
+        add_to_log(log, slot_R, layout, ids_RQ, threshold_R, predictions, outcome, lenient=lenient)
     for row, request in enumerate(requests):
         sampled, rejected = int(outcome.num_sampled_R[row]), int(outcome.num_rejected_R[row])
         request.cache += fed[row][: positions[row] - rejected]
@@ -111,9 +128,11 @@ blocks = st.integers(2, 6)
 chunks = st.integers(1, 9)
 
 
-def decode(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, max_tokens: int = 24) -> None:
+def decode(
+    network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, max_tokens: int = 24, *, lenient: bool = False
+) -> None:
     while any(len(request.tokens) < max_tokens for request in requests):
-        step(network, requests, chunk)
+        step(network, requests, chunk, lenient=lenient)
         for request in requests:
             everything = [*request.prompt, *request.tokens]
             assert request.cache == everything[: len(request.cache)], "void keys count as computed"
@@ -121,13 +140,16 @@ def decode(network: MadeUpNetwork, requests: list[PagedRequest], chunk: int, max
             assert len(request.cache) < len(request.prompt) or known <= request.block
 
 
-@given(networks, prompts, blocks, chunks, st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+@given(networks, prompts, blocks, chunks, st.sampled_from([0.0, 0.3, 0.7, 1.0]), st.booleans())
 @settings(deadline=None)
-def test_a_batch_decodes_the_tokens_of_the_plain_rule_in_as_many_steps(network, prompts, block, chunk, threshold):
+def test_a_batch_decodes_the_tokens_of_the_plain_rule_in_as_many_steps(
+    network, prompts, block, chunk, threshold, lenient
+):
     requests = [PagedRequest(prompt, block - 1, threshold, block) for prompt in prompts]
-    decode(network, requests, chunk)
+    decode(network, requests, chunk, lenient=lenient)
     for request in requests:
-        rule = {"threshold": threshold, "masks": block - 1, "mask_id": MASK}
+        ratio = network.ratio if lenient else None
+        rule = {"threshold": threshold, "masks": block - 1, "mask_id": MASK, "ratio": ratio}
         plain = decode_causally(network.choices, request.prompt, **rule, max_tokens=len(request.tokens))
         assert (request.tokens, request.forwards) == (plain.tokens, plain.forwards)
 
@@ -171,7 +193,7 @@ def test_nothing_is_accepted_after_a_token_that_is_not_the_most_likely_one():
         masks_R=torch.tensor([2, 2]),
     )
     is_argmax_RQ = torch.tensor([[True, False, True, True, True], [False, True, True, True, True]])
-    predictions = StepPredictions(torch.arange(10).view(2, 5), torch.ones(2, 5), is_argmax_RQ)
+    predictions = StepPredictions(torch.arange(10).view(2, 5), torch.ones(2, 5), is_argmax_RQ, torch.zeros(2, 5))
     outcome = take(layout, predictions, torch.zeros(2, 2, dtype=torch.long), torch.tensor([0.5, 0.5]))
     assert outcome.num_sampled_R.tolist() == [1, 1]
     assert outcome.num_drafts_R.tolist() == [1, 0]  # a drawn token at a mask is verified

@@ -174,6 +174,11 @@ class Profile:
         """Largest block that is observed."""
         return self._masks + 1
 
+    @property
+    def lenient(self) -> bool:
+        """Whether thresholds apply to drafts."""
+        return self._lenient
+
     def widen(self, block: int, calibration: Mapping[float, tuple[float, float]], *, lenient: bool) -> None:
         """Observe blocks of up to `block` tokens, too. A profile without observations starts from `calibration`."""
         if block > self.block:

@@ -42,6 +42,7 @@ class EngineAgent:
             classes=(ServiceClass(floor=controller.floor),),
             agreement=agreements(points),
             accuracy=accuracies(points),
+            lenient=settings.lenient,
         )
         records = await asyncio.to_thread(open_records, resolved, card, settings.block)
         counts = COUNTS[client.vllm_config.instance_id]

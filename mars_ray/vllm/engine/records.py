@@ -68,10 +68,11 @@ class Records:
         if forward.drafts:
             stop = self._first_stop(forward.drafts)
             drafts = forward.draft_confidences[: None if stop is None else stop + 1]
-            right = min(forward.right, len(drafts))
-            ratios = [1.0] * right + [0.0] * (right < len(drafts))
+            ratios = forward.ratios[: len(drafts)]
             self._profile.observe_drafts(drafts, ratios, after=accepted, ends=stop is not None)
-            if not accepted and forward.threshold >= 1:
+            if self._profile.lenient:
+                self._profile.observe_audit(0.0, ratios, forward.agreed)
+            elif not accepted and forward.threshold >= 1:
                 self._profile.observe_audit(0.0, drafts, [ratio == 1 for ratio in ratios])
         if accepted:
             self._profile.observe_audit(forward.threshold, forward.accepted_confidences, forward.agreed)

@@ -63,6 +63,7 @@ class MarsModelState(DefaultModelState):
         self._masks = UvaBackedTensor(slots, dtype=torch.int32)
         self._threshold = UvaBackedTensor(slots, dtype=torch.float32)
         self._floor = UvaBackedTensor(slots, dtype=torch.float32)
+        self._temperature = UvaBackedTensor(slots, dtype=torch.float32)
         self._class = UvaBackedTensor(slots, dtype=torch.int32)
         self._class_threshold = torch.full((len(self.settings.classes),), self.settings.threshold, device=device)
         self.adapter: AttachedAdapter | None = None
@@ -85,19 +86,20 @@ class MarsModelState(DefaultModelState):
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Take over a request, new or preempted before, in a slot."""
         super().add_request(req_index, new_req_data)
-        lookahead = lookahead_of(new_req_data.sampling_params, self.settings.block)
+        lookahead = lookahead_of(new_req_data.sampling_params, self.settings.block, lenient=self.settings.lenient)
         self._drafts.count_S[req_index] = 0
         self.forwards.begin(req_index)
         self._masks.np[req_index] = lookahead.masks
         self._threshold.np[req_index] = -1.0 if lookahead.threshold is None else lookahead.threshold
         self._floor.np[req_index] = lookahead.floor
+        self._temperature.np[req_index] = lookahead.temperature
         self._class.np[req_index] = class_index(new_req_data.sampling_params, self.settings.classes)
         self.refused += lookahead.is_refused
 
     def apply_staged_writes(self) -> None:
         """Bring the parameters of new requests to the device."""
         super().apply_staged_writes()
-        for parameters in (self._masks, self._threshold, self._floor, self._class):
+        for parameters in (self._masks, self._threshold, self._floor, self._temperature, self._class):
             parameters.copy_to_uva()
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
@@ -114,21 +116,34 @@ class MarsModelState(DefaultModelState):
         )
         known = KnownTokens(states.num_computed_tokens.gpu, states.total_len.gpu, states.all_token_ids.gpu)
         wanted = WantedLookahead(
-            self._masks.gpu, self._threshold.gpu, self._floor.gpu, self._class.gpu, self._class_threshold
+            self._masks.gpu,
+            self._threshold.gpu,
+            self._floor.gpu,
+            self._temperature.gpu,
+            self._class.gpu,
+            self._class_threshold,
         )
         room = (1 + STEPS_IN_FLIGHT) * (1 + settings.draft_positions)
         rule = LayoutRule(
             mask_id=settings.mask_id,
             mask_step=settings.mask_step,
-            # An adapter knows less than the network, so what it is sure of is still verified.
-            is_exact=settings.mode == "exact" or self.adapter is not None,
+            is_exact=settings.mode == "exact",
             last_total=self.max_model_len - room,
         )
         return StepInFlight(batch, lay_out(batch, known, self._drafts, wanted, rule))
 
     def end_step(self, step: StepInFlight, sampled_N: Tensor, likely: MostLikely) -> StepOutcome:
         """Return the outcome of a step. Keep its drafts, and count and log it."""
-        return take(step.batch, step.layout, sampled_N, likely, self._drafts, self.counters, self.forwards)
+        return take(
+            step.batch,
+            step.layout,
+            sampled_N,
+            likely,
+            self._drafts,
+            self.counters,
+            self.forwards,
+            lenient=self.settings.lenient,
+        )
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
         """Return the sampler that verifies drafts and accepts tokens at masks; it needs no rejection sampler."""

@@ -1,6 +1,7 @@
 """Schedulers that give each request its draft positions, and share only blocks whose keys are certain."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -26,7 +27,8 @@ class _Lookahead(Scheduler):
 
     def __init__(self, *arguments: Any, vllm_config: VllmConfig, **named: Any) -> None:
         super().__init__(*arguments, vllm_config=vllm_config, **named)
-        self._block = settings_of(vllm_config).block
+        settings = settings_of(vllm_config)
+        self._lookahead_of = partial(lookahead_of, block=settings.block, lenient=settings.lenient)
         self._sure = SureTokens()
         self.preemptions = 0
         """Number of preemptions so far."""
@@ -55,7 +57,7 @@ class _Lookahead(Scheduler):
         for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests[request_id]
             if not request.is_prefill_chunk:
-                masks = lookahead_of(request.sampling_params, self._block).masks
+                masks = self._lookahead_of(request.sampling_params).masks
                 request.spec_token_ids = [-1] * draft_positions(1 + masks)
 
     def _update_request_with_output(

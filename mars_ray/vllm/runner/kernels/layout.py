@@ -45,6 +45,8 @@ class WantedLookahead(NamedTuple):
     """Threshold of each request; a negative one follows the class."""
     floor_S: Tensor
     """Lower bound on the threshold of the class."""
+    temperature_S: Tensor
+    """Temperature of each request's draws; 1 without draws."""
     class_S: Tensor
     """Service class of each request, int32."""
     class_threshold_C: Tensor
@@ -70,6 +72,8 @@ class StepLayout(NamedTuple):
     """Masks after the drafts."""
     threshold_R: Tensor
     """Threshold of each request in this step, float32."""
+    temperature_R: Tensor
+    """Temperature of each request's draws; 1 without draws. float32."""
 
 
 class LayoutRule(NamedTuple):
@@ -80,7 +84,7 @@ class LayoutRule(NamedTuple):
     mask_step: int
     """Difference of the ids of two neighbouring masks."""
     is_exact: bool
-    """Whether every token is verified."""
+    """Whether only the network's own choices are kept."""
     last_total: int
     """Tokens of a sequence up to which tokens may be accepted unverified. Near the end of the context, later steps get
     fewer positions, which may not hold several known tokens."""
@@ -92,8 +96,8 @@ def lay_out(
     """Return the layout of a step, and write its ids into `batch.input_ids_P`."""
     requests, masks = batch.slot_R.shape[0], drafts.token_SK.shape[1]
     known_R, drafts_R, masks_R = (batch.query_start_R.new_empty(requests) for _ in range(3))
-    threshold_R = wanted.threshold_S.new_empty(requests)
-    layout = StepLayout(known_R, drafts_R, masks_R, threshold_R)
+    threshold_R, temperature_R = (wanted.threshold_S.new_empty(requests) for _ in range(2))
+    layout = StepLayout(known_R, drafts_R, masks_R, threshold_R, temperature_R)
     _lay_out[(requests,)](
         *batch,
         *known,
@@ -127,12 +131,14 @@ def _lay_out(
     wanted_S,
     own_threshold_S,
     floor_S,
+    temperature_S,
     class_S,
     class_threshold_C,
     known_R,
     drafts_R,
     masks_R,
     threshold_R,
+    temperature_R,
     mask_id,
     last_total,
     K: tl.constexpr,
@@ -161,6 +167,7 @@ def _lay_out(
     tl.store(drafts_R + request, drafts)
     tl.store(masks_R + request, masks)
     tl.store(threshold_R + request, threshold)
+    tl.store(temperature_R + request, tl.load(temperature_S + slot))
 
     # A request with one row reads a part of its prompt, or decodes one token that vLLM has put in place.
     column = tl.arange(0, Q_BLOCK)

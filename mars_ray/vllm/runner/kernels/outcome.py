@@ -26,7 +26,8 @@ class StepOutcome(NamedTuple):
     token_RQ: Tensor
     """Tokens of each request from column 0 on, int64; those from `num_sampled_R` on are meaningless."""
     num_sampled_R: Tensor
-    """Tokens to keep: right drafts, the next token, and tokens accepted at masks. int32, 0 within a prompt."""
+    """Tokens to keep: right drafts, the next token, and tokens accepted at masks. int32, 0 within a prompt. Drafts that
+    the threshold keeps count as right."""
     num_rejected_R: Tensor
     """Positions whose keys are void: wrong drafts, masks and padding; int32."""
 
@@ -39,15 +40,23 @@ def take(
     drafts: NextDrafts,
     counters: LookaheadCounters,
     log: ForwardLog,
+    *,
+    lenient: bool,
 ) -> StepOutcome:
-    """Return the outcome of a step at whose rows the sampler chose `sampled_N`, int64. Replace the drafts."""
+    """Return the outcome of a step at whose rows the sampler chose `sampled_N`, int64. Replace the drafts.
+
+    `lenient` says that thresholds apply to drafts.
+    """
     requests, masks, thresholds = batch.slot_R.shape[0], drafts.token_SK.shape[1], counters.threshold_G.shape[0]
     width = 1 + 2 * masks
     num_sampled_R, num_rejected_R = (layout.known_R.new_empty(requests) for _ in range(2))
     outcome = StepOutcome(sampled_N.new_empty(requests, width), num_sampled_R, num_rejected_R)
     _take[(requests,)](
         *batch,
-        *layout,
+        layout.known_R,
+        layout.drafts_R,
+        layout.masks_R,
+        layout.threshold_R,
         sampled_N,
         *likely,
         *outcome,
@@ -67,6 +76,7 @@ def take(
         Q_BLOCK=triton.next_power_of_2(width),
         G_BLOCK=triton.next_power_of_2(thresholds),
         LEAST_LIKELY=LEAST_LIKELY,
+        LENIENT=lenient,
         num_warps=1,
     )
     return outcome
@@ -85,6 +95,7 @@ def _take(
     sampled_N,
     likely_N,
     confidence_N,
+    ratio_N,
     token_RQ,
     num_sampled_R,
     num_rejected_R,
@@ -105,6 +116,7 @@ def _take(
     Q_BLOCK: tl.constexpr,
     G_BLOCK: tl.constexpr,
     LEAST_LIKELY: tl.constexpr,
+    LENIENT: tl.constexpr,
 ):
     request = tl.program_id(0)
     slot = tl.load(slot_R + request)
@@ -121,8 +133,14 @@ def _take(
 
     is_draft = index < drafts
     draft = tl.load(fed_Q + known + index, mask=is_draft, other=0)
-    is_right = is_draft & (draft == tl.load(sampled_N + next_row + index, mask=is_draft, other=0))
+    is_chosen = is_draft & (draft == tl.load(sampled_N + next_row + index, mask=is_draft, other=0))
+    ratio = tl.where(is_chosen, 1.0, 0.0)
+    is_right = is_chosen
+    if LENIENT:
+        ratio = tl.where(is_chosen, 1.0, tl.load(ratio_N + next_row + index, mask=is_draft, other=0.0))
+        is_right = is_chosen | (is_draft & (threshold < 1) & (ratio >= threshold) & (ratio > 0))
     right = _leading(is_right, index, 0, K_BLOCK)
+    kept = right - tl.sum((is_chosen & (index < right)).to(tl.int32), axis=0)  # by lenience
 
     mask_row = next_row + drafts + 1 + index
     is_mask = index < tl.where(right == drafts, masks, 0)
@@ -132,7 +150,7 @@ def _take(
     token = tl.load(sampled_N + mask_row, mask=is_read, other=0)
     confidence = tl.load(confidence_N + mask_row, mask=is_read, other=0.0)
     passes = is_read & (token == tl.load(likely_N + mask_row, mask=is_read, other=0)) & (confidence >= threshold)
-    accepted = tl.where(threshold < 1, _leading(passes, index, 0, K_BLOCK), 0)
+    accepted = tl.where((threshold < 1) & (not LENIENT), _leading(passes, index, 0, K_BLOCK), 0)
 
     chance = tl.cumprod(tl.where(index < accepted, 1.0, confidence), axis=0)
     num_drafts = _leading(is_read & (chance >= LEAST_LIKELY), index, 0, K_BLOCK) - accepted
@@ -144,19 +162,20 @@ def _take(
     tl.store(num_sampled_R + request, sampled)
     tl.store(num_rejected_R + request, tl.where(samples, rows - known - right, 0))
     column = tl.arange(0, Q_BLOCK)
-    kept = tl.load(sampled_N + next_row + column, mask=column < sampled, other=0)
-    tl.store(token_RQ + request * Q + column, kept, mask=column < Q)
+    sampled_id = tl.load(sampled_N + next_row + column, mask=(column >= right) & (column < sampled), other=0)
+    draft_id = tl.load(fed_Q + known + column, mask=column < right, other=0)
+    tl.store(token_RQ + request * Q + column, tl.where(column < right, draft_id, sampled_id), mask=column < Q)
 
     _log(
-        log_FC + (log_start + request) % F * (5 * K + 6),
+        log_FC + (log_start + request) % F * (6 * K + 6),
         first, next_row, fed_Q, sampled_N, likely_N,
-        index, is_read, confidence, token, draft, threshold, drafts, right, samples,
+        index, is_read, confidence, token, draft, ratio, threshold, drafts, right, samples,
         confidence_SK + slot * K, accepted_S + slot,
-        K,
+        K, LENIENT,
     )  # fmt: skip
     tl.store(accepted_S + slot, accepted)
     if samples:
-        _count(sum_SC + slot * 6, sampled, accepted, drafts, right, rows)
+        _count(sum_SC + slot * 6, sampled, accepted + kept, drafts, right, rows)
         _count_passes(passed_SGK + slot * G * K, grid_G, index, is_read, confidence, K, G, K_BLOCK, G_BLOCK)
 
 
@@ -211,6 +230,7 @@ def _log(
     confidence,
     token,
     draft,
+    ratio,
     threshold,
     drafts,
     right,
@@ -218,6 +238,7 @@ def _log(
     confidence_K,
     accepted_1,
     K: tl.constexpr,
+    LENIENT: tl.constexpr,
 ):
     """Write a row of the log, and keep the confidences for the row of the next step."""
     is_column = index < K
@@ -225,19 +246,24 @@ def _log(
     read_confidence = tl.where(is_read, confidence, nan)
     previous_confidence = tl.load(confidence_K + index, mask=is_column)
     accepted = tl.load(accepted_1)
-    is_judged = index < tl.where(samples, accepted, 0)
-    judged = tl.load(sampled_N + first + index, mask=is_judged, other=0)
-    agrees = judged == tl.load(fed_Q + 1 + index, mask=is_judged, other=0)
-    is_likely = is_judged & (judged == tl.load(likely_N + first + index, mask=is_judged, other=0))
+    is_verified = index < tl.where(samples, tl.minimum(drafts, right + 1), 0)
+    if LENIENT:
+        is_judged, row = is_verified, next_row
+    else:
+        is_judged, row = index < tl.where(samples, accepted, 0), first
+    judged = tl.load(sampled_N + row + index, mask=is_judged, other=0)
+    agrees = judged == tl.load(fed_Q + row - first + 1 + index, mask=is_judged, other=0)
+    is_likely = is_judged & (judged == tl.load(likely_N + row + index, mask=is_judged, other=0))
     tl.store(row_C + index, read_confidence, mask=is_column)
     tl.store(row_C + K + index, previous_confidence, mask=is_column)
     tl.store(row_C + 2 * K + index, tl.where(is_likely, agrees.to(tl.float32), nan), mask=is_column)
     tl.store(row_C + 3 * K + index, token.to(tl.float32), mask=is_column)
     tl.store(row_C + 4 * K + index, draft.to(tl.float32), mask=is_column)
-    tl.store(row_C + 5 * K, threshold)
-    tl.store(row_C + 5 * K + 1, tl.load(sampled_N + next_row + right, mask=samples, other=0).to(tl.float32))
-    tl.store(row_C + 5 * K + 2, drafts.to(tl.float32))
-    tl.store(row_C + 5 * K + 3, right.to(tl.float32))
-    tl.store(row_C + 5 * K + 4, accepted.to(tl.float32))
-    tl.store(row_C + 5 * K + 5, samples.to(tl.float32))
+    tl.store(row_C + 5 * K + index, tl.where(is_verified, ratio, nan), mask=is_column)
+    tl.store(row_C + 6 * K, threshold)
+    tl.store(row_C + 6 * K + 1, tl.load(sampled_N + next_row + right, mask=samples, other=0).to(tl.float32))
+    tl.store(row_C + 6 * K + 2, drafts.to(tl.float32))
+    tl.store(row_C + 6 * K + 3, right.to(tl.float32))
+    tl.store(row_C + 6 * K + 4, accepted.to(tl.float32))
+    tl.store(row_C + 6 * K + 5, samples.to(tl.float32))
     tl.store(confidence_K + index, read_confidence, mask=is_column)
