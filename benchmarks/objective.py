@@ -33,8 +33,8 @@ from mars_ray.measure import machine
 from mars_ray.method import tiles
 from mars_ray.method.heldout import HeldoutLookahead
 from mars_ray.method.streams import random_phases
-from mars_ray.model.checkpoint import load_checkpoint
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.checkpoint import load_model
+from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.training.config import TrainConfig, parse_config
 from mars_ray.training.loop import TrainingRun
 from mars_ray.training.run_folder import RunFolder
@@ -86,7 +86,7 @@ def main() -> None:
 
 def trained(arguments: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
     """Train an adapter and return what it does on held-out rows."""
-    base = resolve_model(arguments.model)
+    model = open_model(arguments.model)
     data = arguments.people if name == "people" else arguments.train
     rows = PackedData(data)
     with TemporaryDirectory() as temporary:
@@ -94,11 +94,12 @@ def trained(arguments: argparse.Namespace, name: str, seed: int) -> dict[str, An
         (output / "data").mkdir(parents=True)
         (output / "data" / "train").symlink_to(data.absolute())
         (output / "data" / "heldout").symlink_to(arguments.heldout.absolute())
-        config = config_of(arguments, OBJECTIVES[name], seed, rows, output, base)
+        config = config_of(arguments, OBJECTIVES[name], seed, rows, output, model)
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16" if model.dtype.name == "bfloat16" else "no")
         started_s = time.perf_counter()
-        state = TrainingRun(config, base, Accelerator(cpu=True, mixed_precision="bf16"), LocalStore(output / "s")).run()
+        state = TrainingRun(config, model.folder, accelerator, LocalStore(output / "s")).run()
         seconds = time.perf_counter() - started_s
-        found = judged(arguments, base, RunFolder(output).model_here())
+        found = judged(arguments, model, RunFolder(output).model_here())
     return {
         "seed": seed,
         "tokens": state.tokens,
@@ -110,14 +111,19 @@ def trained(arguments: argparse.Namespace, name: str, seed: int) -> dict[str, An
 
 
 def config_of(
-    arguments: argparse.Namespace, objective: dict[str, Any], seed: int, rows: PackedData, output: Path, base: Path
+    arguments: argparse.Namespace,
+    objective: dict[str, Any],
+    seed: int,
+    rows: PackedData,
+    output: Path,
+    model: ResolvedModel,
 ) -> TrainConfig:
     """Return the settings of a run over so many tokens, whatever the length of the data is."""
     length = rows.rows([0]).tokens_RT.shape[1]
     steps = -(-arguments.tokens // (BATCH_ROWS * length))
     adapter = {"rank": arguments.rank}
     fields = {
-        "model": str(base),
+        "model": str(model.folder),
         "output": str(output),
         "data": {"train": str(output), "heldout": str(output), "length": length},
         "objective": {"kind": "mars", "block": arguments.block, "growth": False, "decay": 0.85, "adapter": adapter}
@@ -128,7 +134,7 @@ def config_of(
             "batch_rows": BATCH_ROWS,
             "micro_rows": BATCH_ROWS,
         },
-        "compute": {"precision": "bfloat16"},
+        "compute": {"precision": model.dtype.name},
         "checkpoint_every": 10**6,
         "measure_every": max(1, steps // 10),
         "measure_rows": SELECTION_ROWS,
@@ -137,17 +143,17 @@ def config_of(
     return parse_config(fields, "benchmarks.objective")
 
 
-def judged(arguments: argparse.Namespace, base: Path, adapter: Path) -> HeldoutLookahead:
+def judged(arguments: argparse.Namespace, model: ResolvedModel, adapter: Path) -> HeldoutLookahead:
     """Measure an adapter on the held-out rows that did not choose it."""
-    network = load_checkpoint(base, dtype=torch.bfloat16, attention="sdpa").network.eval()
+    network = load_model(model, attention="sdpa").network
     network.set_attn_implementation(tiles.ATTENTION)
-    lora = load_adapter(adapter, base).lora
+    lora = load_adapter(adapter, model.folder).lora
     AdapterLoss(network, lora, 1.0)
     rows = PackedData(arguments.heldout)
     numbers = range(SELECTION_ROWS, min(len(rows), SELECTION_ROWS + arguments.test_rows))
     selected = rows.rows(numbers)
     phase_RT = random_phases(selected, arguments.block, torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=model.dtype.name == "bfloat16"):
         return heldout_agreement(network, lora, mask_streams(selected, block=arguments.block, phase_RT=phase_RT))
 
 

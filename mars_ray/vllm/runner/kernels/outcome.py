@@ -126,6 +126,7 @@ def _take(
     drafts = tl.load(drafts_R + request)
     masks = tl.load(masks_R + request)
     threshold = tl.load(threshold_R + request)
+    lowest = tl.where(threshold < 1, threshold, 2.0)  # no probability reaches 2, so threshold 1 keeps nothing
     fed_Q = input_ids_P + tl.load(query_start_R + request + 1) - rows
     samples = known <= rows  # the step reaches the end of the known tokens
     next_row = first + known - 1  # row of the token after the known ones
@@ -138,7 +139,7 @@ def _take(
     is_right = is_chosen
     if LENIENT:
         ratio = tl.where(is_chosen, 1.0, tl.load(ratio_N + next_row + index, mask=is_draft, other=0.0))
-        is_right = is_chosen | (is_draft & (threshold < 1) & (ratio >= threshold) & (ratio > 0))
+        is_right = is_chosen | (is_draft & (ratio >= lowest) & (ratio > 0))
     right = _leading(is_right, index, 0, K_BLOCK)
     kept = right - tl.sum((is_chosen & (index < right)).to(tl.int32), axis=0)  # by lenience
 
@@ -149,8 +150,9 @@ def _take(
     is_read = index < _leading(follows_likely, index, 0, K_BLOCK)
     token = tl.load(sampled_N + mask_row, mask=is_read, other=0)
     confidence = tl.load(confidence_N + mask_row, mask=is_read, other=0.0)
-    passes = is_read & (token == tl.load(likely_N + mask_row, mask=is_read, other=0)) & (confidence >= threshold)
-    accepted = tl.where((threshold < 1) & (not LENIENT), _leading(passes, index, 0, K_BLOCK), 0)
+    passes = is_read & (token == tl.load(likely_N + mask_row, mask=is_read, other=0))
+    passes = passes & (confidence >= (2.0 if LENIENT else lowest))
+    accepted = _leading(passes, index, 0, K_BLOCK)
 
     chance = tl.cumprod(tl.where(index < accepted, 1.0, confidence), axis=0)
     num_drafts = _leading(is_read & (chance >= LEAST_LIKELY), index, 0, K_BLOCK) - accepted
