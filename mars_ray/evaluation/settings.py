@@ -58,7 +58,7 @@ def block_of(
     """Return the number of tokens proposed per forward: `block`, or as set by the model's training.
 
     Raises `ModelError` for a model without MARS training if a setting has a threshold, and `ConfigError` for a `block`
-    larger than that of training.
+    larger than that of training, or for such a model.
     """
     if card is not None and card.block is not None:
         if block is not None and block > card.block:
@@ -70,6 +70,8 @@ def block_of(
             f"{model} was not trained to look ahead ({reason}), so it can be evaluated only with --modes ar,exact. "
             'Train it with method "mars" to compare thresholds.'
         )
+    if block is not None:
+        raise ConfigError(f"block is {block}; {model} does not look ahead, so leave block out.")
     return 1
 
 

@@ -64,3 +64,5 @@ def test_a_model_that_was_not_trained_to_look_ahead_is_evaluated_without_thresho
         with pytest.raises(ModelError, match=f"m was not trained to look ahead .*{why}.*--modes ar,exact"):
             block_of(found, "m", settings_of(["threshold"], [0.9]))
         assert block_of(found, "m", settings_of([Mode.AR, Mode.EXACT], [])) == 1
+        with pytest.raises(ConfigError, match="block is 4; m does not look ahead"):
+            block_of(found, "m", settings_of([Mode.EXACT], []), 4)
