@@ -136,7 +136,7 @@ def config_of(
         },
         "compute": {"precision": model.dtype.name},
         "checkpoint_every": 10**6,
-        "measure_every": max(1, steps // 10),
+        "measure_every": max(1, steps // 5),
         "measure_rows": SELECTION_ROWS,
         "seed": seed,
     }
