@@ -1,7 +1,8 @@
 """Choose the tokens of a step: vLLM's own sampler draws at every row, and our rule decides which draws to keep.
 
 The stock sampler keys its noise by seed and position. A draft and the row that verifies it share the position, so a
-draft is right exactly if decoding one token at a time would draw the same token.
+draft is right exactly if decoding one token at a time would draw the same token. With an adapter, a likely draft may
+take the place of a draw (see `step_rule`).
 """
 
 from __future__ import annotations
