@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
@@ -36,7 +35,7 @@ from mars_ray.method.streams import random_phases
 from mars_ray.model.checkpoint import load_model
 from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.training.config import TrainConfig, parse_config
-from mars_ray.training.loop import TrainingRun
+from mars_ray.training.loop import TrainingRun, new_accelerator
 from mars_ray.training.run_folder import RunFolder
 from pipelines.reproduction.training import LocalStore
 
@@ -95,9 +94,8 @@ def trained(arguments: argparse.Namespace, name: str, seed: int) -> dict[str, An
         (output / "data" / "train").symlink_to(data.absolute())
         (output / "data" / "heldout").symlink_to(arguments.heldout.absolute())
         config = config_of(arguments, OBJECTIVES[name], seed, rows, output, model)
-        accelerator = Accelerator(cpu=True, mixed_precision="bf16" if model.dtype.name == "bfloat16" else "no")
         started_s = time.perf_counter()
-        state = TrainingRun(config, model.folder, accelerator, LocalStore(output / "s")).run()
+        state = TrainingRun(config, model.folder, new_accelerator(config.compute), LocalStore(output / "s")).run()
         seconds = time.perf_counter() - started_s
         found = judged(arguments, model, RunFolder(output).model_here())
     return {

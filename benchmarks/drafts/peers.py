@@ -4,9 +4,9 @@
     python -m benchmarks.drafts.peers --model coder.gguf --adapter qwen2.5-coder-0.5b-instruct --bits 8
 
 Every engine answers the same prompts of a task, as many at once as there are callers, with the same number of tokens.
-Weights have 16 bits, or 8 in ours and llama.cpp with `--bits 8`. With an adapter, ours drafts from it, too. Each engine
-is compared with itself one token at a time; all run in turns. A time is that of decoding after the prompts. Tasks with
-a grammar or tools are left out, because the others have other grammars.
+Weights have 16 bits, or `--bits` in ours and llama.cpp. With an adapter, ours drafts from it, too. Each engine is
+compared with itself one token at a time; all run in turns. A time is that of decoding after the prompts. Tasks with a
+grammar or tools are left out, because the others have other grammars.
 """
 
 import argparse
@@ -21,14 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drafts.workloads import workloads
-from benchmarks.peers.llama_cpp import lookup_peers
-from benchmarks.peers.own_engine import OwnEngine
+from benchmarks.peers.llama_cpp import FORMATS, lookup_peers
+from benchmarks.peers.own_engine import BITS, OwnEngine
 from benchmarks.peers.peer import Peer, PeerUnavailableError
 from benchmarks.peers.vllm import VLLM, vllm_peers
 from mars_ray.adapter.card import resolve_adapter
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.mode import Mode
-from mars_ray.engine.options import Quantize
 from mars_ray.measure import Sample, interleaved, machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
@@ -37,8 +36,6 @@ from mars_ray.progress import ProgressLine
 TASKS = ("edits", "summaries", "gsm8k", "chat")
 MOST_PROMPT_TOKENS = 1200
 ANSWER_TOKENS = 128
-FORMATS: dict[int, tuple[Quantize | None, str]] = {16: (None, "F16"), 8: ("int8", "Q8_0")}
-"""Formats of ours and of llama.cpp by their bits."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 
@@ -46,7 +43,8 @@ def engines_of(
     folder: Path, adapter: Path | None, bits: int, callers: int, threads: int, never_id: int
 ) -> tuple[list[tuple[Peer, Peer]], list[str]]:
     """Return pairs of engines without and with drafts, and the reasons why others are missing."""
-    quantize, kind = FORMATS[bits]
+    quantize = next(name for name, ours in BITS.items() if ours == bits)
+    kind = next(name for name, theirs in FORMATS.items() if theirs == bits)
     sizes = (folder, callers, MOST_PROMPT_TOKENS, quantize)
     pairs: list[tuple[Peer, Peer]] = [(OwnEngine(*sizes), OwnEngine(*sizes, Mode.EXACT, adapter))]
     absent = []
@@ -103,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--adapter", help="name or folder")
-    parser.add_argument("--bits", type=int, choices=FORMATS, default=16)
+    parser.add_argument("--bits", type=int, choices=FORMATS.values(), default=16)
     parser.add_argument("--callers", type=int, action="append")
     parser.add_argument("--task", action="append", choices=TASKS)
     parser.add_argument("--conversations", type=int, default=8)

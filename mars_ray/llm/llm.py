@@ -105,8 +105,8 @@ class LLM:
         Series of pandas. `threshold` is what a token ahead must reach to be kept though the model may choose another.
         At 1, the default, the answers are the same as when decoding one token at a time. A lower threshold needs fewer
         forwards. `mode` is "threshold", "exact" or "ar" (one token at a time). `adapter` is a name that `set_adapters`
-        has set. `schema` is a JSON schema that every answer follows. `progress` shows a
-        progress bar; None shows one only on a terminal.
+        has set. `schema` is a JSON schema that every answer follows. `progress` shows a progress bar; None shows one
+        only on a terminal.
 
         Raises `RequestError`, before any work, for a prompt or a value that cannot be served. An answer that fails
         halfway has the finish reason "error"; the other answers continue.

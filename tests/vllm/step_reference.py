@@ -131,8 +131,8 @@ def take(
         columns(predictions.ratio_RQ.gather(1, row_RQ), offset_1K) if lenient else torch.zeros(fed_drafts_RK.shape)
     )
     ratio_RK = torch.where(is_chosen_RK, 1.0, ratio_RK)
-    passes_RK = (ratio_RK >= threshold_R[:, None]) & (ratio_RK > 0) & (threshold_R < 1)[:, None]
-    right_R = _leading(is_chosen_RK | (is_draft_RK & passes_RK & lenient))
+    keeps_RK = (ratio_RK >= threshold_R[:, None]) & (ratio_RK > 0) & (threshold_R < 1)[:, None]
+    right_R = _leading(is_chosen_RK | (is_draft_RK & keeps_RK & lenient))
     is_verified_RK = is_draft_RK & (offset_1K <= right_R[:, None]) & layout.samples_R[:, None]
 
     mask_RK = layout.drafts_R[:, None] + 1 + offset_1K  # columns of the predictions at masks

@@ -125,7 +125,10 @@ class BlockChoice:
             self._probed += 1
 
     def _block(self, sequence: Sequence, acceptance: Acceptance) -> int:
-        """Return the block for a sequence whose request does not fix one, for the largest block of the engine."""
+        """Return the block for a sequence whose request does not fix one.
+
+        It may exceed the block of the sequence's own decoder, because it is chosen for the largest block of the engine.
+        """
         if not _adapts(sequence, acceptance):
             return self._full
         if self._try_rival:

@@ -135,11 +135,11 @@ def _take(
     is_draft = index < drafts
     draft = tl.load(fed_Q + known + index, mask=is_draft, other=0)
     is_chosen = is_draft & (draft == tl.load(sampled_N + next_row + index, mask=is_draft, other=0))
-    ratio = tl.where(is_chosen, 1.0, 0.0)
-    is_right = is_chosen
+    of_wrong = 0.0
     if LENIENT:
-        ratio = tl.where(is_chosen, 1.0, tl.load(ratio_N + next_row + index, mask=is_draft, other=0.0))
-        is_right = is_chosen | (is_draft & (ratio >= lowest) & (ratio > 0))
+        of_wrong = tl.load(ratio_N + next_row + index, mask=is_draft, other=0.0)
+    ratio = tl.where(is_chosen, 1.0, of_wrong)
+    is_right = is_chosen | ((ratio >= lowest) & (ratio > 0))
     right = _leading(is_right, index, 0, K_BLOCK)
     kept = right - tl.sum((is_chosen & (index < right)).to(tl.int32), axis=0)  # by lenience
 
