@@ -34,7 +34,13 @@ from tests.factories.engine import request, run
 
 WATCHED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 CONFIGS: list[type[PretrainedConfig]] = [LlamaConfig, Qwen3Config, Phi3Config, Gemma2Config, Gemma3TextConfig]
-FORMATS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8"), (torch.bfloat16, "int4")]
+FORMATS = [
+    (torch.float32, None),
+    (torch.float32, "int8"),
+    (torch.bfloat16, None),
+    (torch.bfloat16, "int8"),
+    (torch.bfloat16, "int4"),
+]
 TIMES_32 = st.integers(1, 5).map(lambda count: 32 * count)
 settings.register_profile(
     "sanitized", deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)

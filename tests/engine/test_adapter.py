@@ -71,6 +71,25 @@ def test_kernels_and_torch_say_the_same_with_an_adapter(names: list[str] | None,
     torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_masks_of_a_rounded_model_have_nearly_the_logits_of_the_model(dtype: torch.dtype) -> None:
+    batch = step_with_masks((5, 5, 5))
+    engines = (adapted_engine(False, {}), adapted_engine(True, {}, dtype, quantize="int8"))
+    plain, rounded = (engine._forwards.runner.run(batch).logits_MV for engine in engines)
+    is_mask = batch.offset_N[batch.pick_M] >= 0
+    plain, rounded = (logits_MV[is_mask].nan_to_num(neginf=0) for logits_MV in (plain, rounded))
+    assert torch.cosine_similarity(plain, rounded).min() > 0.99
+
+
+def test_a_packed_adapter_is_the_smaller_the_fewer_its_ranks() -> None:
+    sizes = []
+    for rank in (4, 64):
+        engine = adapted_engine(True, None, quantize="int8")
+        lora = some_adapter(fresh(kernels=True), rank=rank).lora
+        sizes.append(engine._forwards.runner.pack(lora).lora.nbytes)
+    assert 4 * sizes[0] < sizes[1]
+
+
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_and_drafts_have_the_logits_of_the_base_bit_for_bit(kernels: bool, dtype: torch.dtype) -> None:

@@ -1,7 +1,8 @@
 """Pack an adapter for the decoder kernels: mask embeddings, and low-rank factors of the layers that read together.
 
-Factors have 8 bits unless the base model is in float32. They act at masks only, and drafts are verified, so rounding
-them changes speed and never answers in exact mode.
+The factors that read a layer's input have 8 bits, unless the base model is in float32. They act at masks only, and
+drafts are verified, so rounding them changes speed and never answers in exact mode. The factors that read the ranks are
+not rounded: a few ranks would be padded to a whole group of 8-bit numbers.
 """
 
 import ctypes
@@ -49,17 +50,19 @@ def pack_adapter(
     lora: GatedLoRA,
     layers: Sequence[nn.Module],
     groups: Sequence[tuple[str, ...]],
-    kind: Format,
+    down_kind: Format,
     dtype: torch.dtype,
     layout: WeightLayout,
 ) -> FusedLoRA:
     """Pack an adapter that fits the decoder layers `layers`, whose linear layers are packed in `groups` of names.
 
-    Factors are packed as `kind` for the kernels' `layout`, after they are rounded to `dtype`. Any thread may call it.
+    Factors are rounded to `dtype`, and those that read a layer's input are packed as `down_kind`, for the kernels'
+    `layout`. Any thread may call it.
     """
     packed = FusedLoRA(lora.shape.masks)
+    up_kind = Format[str(dtype).removeprefix("torch.").upper()]
 
-    def matrix(weight: Tensor) -> Matrix:
+    def matrix(weight: Tensor, kind: Format) -> Matrix:
         linear = pack_weight(weight.to(dtype), None, kind, layout)
         packed.tensors += [tensor for tensor in linear.tensors if tensor is not None]
         return linear.matrix
@@ -77,10 +80,10 @@ def pack_adapter(
             if factors in lora.factors:
                 down = lora.factors[factors].a.detach()
                 up = lora.factors[factors].b.detach() * lora.scale
-            missing = -down.shape[0] % kind.multiple
+            missing = -down.shape[0] % up_kind.multiple
             downs.append(nn.functional.pad(down, (0, 0, 0, missing)))
-            ups.append(matrix(nn.functional.pad(up, (0, missing))))
-        return _LowRank(down=matrix(torch.cat(downs)), up=(Matrix * 3)(*ups), parts=len(ups))
+            ups.append(matrix(nn.functional.pad(up, (0, missing)), up_kind))
+        return _LowRank(down=matrix(torch.cat(downs), down_kind), up=(Matrix * 3)(*ups), parts=len(ups))
 
     pairs = [low_rank(number, names) for number in range(len(layers)) for names in groups]
     packed.pairs = (_LowRank * len(pairs))(*pairs)

@@ -286,7 +286,7 @@ class Step {
              store(&own.low[row * ranks + column], left);
              store(&own.low[row * ranks + column + W], right);
            });
-    own.low_inputs.prepare(reading, own.low.data(), 0, group.count * ranks);
+    own.low_inputs.prepare(reading_of(pair.up[0]), own.low.data(), 0, group.count * ranks);
   }
 
   void widen(const LowRank& pair, const Group& group, const Matrix& w, const Blocks& mine, T* to) {

@@ -120,8 +120,9 @@ class FusedDecoder:
         )
         self._model = self._describe(network, mask_id)
         self._layer_packer.keep()
-        # An adapter only proposes tokens, so its weights may be rounded; a float32 network uses them as trained.
-        self._adapter_kind = plain if network.dtype == torch.float32 or odd else Format.INT8
+        # An adapter only proposes tokens, so its weights may be rounded. With a float32 network they stay as trained.
+        as_trained = network.dtype == torch.float32 and not quantize
+        self._adapter_kind = plain if as_trained or odd else Format.INT8
         self._network = network
         self._rotations = self._architecture.rotations(self._body, torch.arange(FIRST_ROTATIONS))
         """Cosines and sines of the first positions, which grow with the longest sequence."""

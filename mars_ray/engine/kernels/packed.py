@@ -47,7 +47,9 @@ class Format(IntEnum):
     @property
     def multiple(self) -> int:
         """Number of which the inputs of a layer must be a multiple."""
-        return GROUP if self in (Format.INT8, Format.INT4) else 32
+        if self is Format.FLOAT32:
+            return 1
+        return 32 if self is Format.BFLOAT16 else GROUP
 
 
 class Matrix(ctypes.Structure):
