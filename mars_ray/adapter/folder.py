@@ -115,10 +115,17 @@ def load_adapter(folder: Path, base: Path) -> Adapter:
 def start_from(adapter: GatedLoRA, folder: Path) -> None:
     """Copy the weights of the adapter in `folder` into `adapter`; the two may have different bases.
 
-    Raises `AdapterError` if the adapter in `folder` is incomplete or differs from `adapter` in size.
+    An adapter with fewer masks takes the first ones. Raises `AdapterError` if the adapter in `folder` is incomplete,
+    has too few masks, or differs from `adapter` in another size.
     """
     source = _load(folder)
-    for name in ("rank", "alpha", "masks", "linears"):
+    masks = adapter.shape.masks
+    if source.shape.masks < masks:
+        raise AdapterError(
+            f"Training cannot begin with the adapter in {folder}: it has {source.shape.masks} masks, and a block of "
+            f"{masks} needs as many."
+        )
+    for name in ("rank", "alpha", "linears"):
         size = getattr(source.shape, name)
         needed = getattr(adapter.shape, name)
         if size != needed:
@@ -131,7 +138,7 @@ def start_from(adapter: GatedLoRA, folder: Path) -> None:
             f"{adapter.mask_embedding_KH.shape[1]}."
         )
     with torch.no_grad():
-        adapter.mask_embedding_KH.copy_(source.mask_embedding_KH)
+        adapter.mask_embedding_KH.copy_(source.mask_embedding_KH[:masks])
     adapter.sampler.load_state_dict(source.sampler.state_dict())
     for name, pair in source.factors.items():
         adapter.factors[name].load_state_dict(pair.state_dict())

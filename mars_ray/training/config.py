@@ -45,8 +45,8 @@ class AdapterSection(_Section):
     target_modules: tuple[str, ...] | None = None
     """Names of the linear layers to adapt, such as q_proj. Default: all of them."""
     init: Name | None = None
-    """Adapter to start from, which must have the same sizes: a folder, its URL or a name on a hub. It may have been
-    trained for another model, such as the one this model was fine-tuned from."""
+    """Adapter to start from: a folder, its URL or a name on a hub. It must have the same sizes, and a block as long or
+    longer. It may have been trained for another model, such as the one this model was fine-tuned from."""
 
 
 class ObjectiveSection(_Section):

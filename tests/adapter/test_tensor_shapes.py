@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -196,3 +197,18 @@ def test_training_begins_with_no_adapter_of_another_hidden_size(folders: tuple[P
     other = GatedLoRA(lora.shape, 128)
     with pytest.raises(AdapterError, match="hidden size 64, here it is 128"):
         start_from(other, folders[0])
+
+
+def test_training_begins_with_the_first_masks_of_an_adapter_that_has_more(folders: tuple[Path, Path]) -> None:
+    lora = load_adapter(*folders).lora
+    masks = lora.shape.masks - 1
+    shorter = GatedLoRA(replace(lora.shape, masks=masks), lora.mask_embedding_KH.shape[1])
+    start_from(shorter, folders[0])
+    assert torch.equal(shorter.mask_embedding_KH, lora.mask_embedding_KH[:masks])
+
+
+def test_training_begins_with_no_adapter_that_has_fewer_masks(folders: tuple[Path, Path]) -> None:
+    lora = load_adapter(*folders).lora
+    longer = GatedLoRA(replace(lora.shape, masks=lora.shape.masks + 1), lora.mask_embedding_KH.shape[1])
+    with pytest.raises(AdapterError, match=f"it has {lora.shape.masks} masks, and a block of {lora.shape.masks + 1}"):
+        start_from(longer, folders[0])
