@@ -151,7 +151,9 @@ struct Int4Dot {
   using Weights = Words;
   static Weights prepare(Words weights) { return weights; }
   static Part add(Part sum, Weights w, Words x) {
-    return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+    asm("" : "+x"(sum));  // keeps GCC from adding in another order, for which it moves most products to memory
+    return sum;
   }
   static Ints total(Part part) { return (Ints)_mm256_madd_epi16(part, _mm256_set1_epi16(1)); }
 };

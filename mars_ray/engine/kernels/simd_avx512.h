@@ -161,7 +161,9 @@ struct Int4Dot {
   using Weights = Words;
   static Weights prepare(Words weights) { return weights; }
   static Part add(Part sum, Weights w, Words x) {
-    return _mm512_add_epi16(sum, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+    asm("" : "+v"(sum));  // keeps GCC from adding in another order, for which it moves most products to memory
+    return sum;
   }
   static Ints total(Part part) { return (Ints)_mm512_madd_epi16(part, _mm512_set1_epi16(1)); }
 };
