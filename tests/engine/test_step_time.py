@@ -154,6 +154,17 @@ def test_block_1_is_still_predicted_after_thousands_of_steps_at_block_8() -> Non
             assert steps.model.seconds(work) == pytest.approx(USUAL.seconds(work), rel=1e-3)
 
 
+def test_a_moment_in_which_the_machine_is_slow_makes_no_kind_of_step_look_slower_than_another() -> None:
+    plain, ahead = StepWork(1, 1, 200), StepWork(1, 3, 200, masks=1)
+    times = StepTimeFit()
+    for number in range(512):
+        work = plain if number % 20 == 0 else ahead
+        slow = 3 if number >= 512 - 15 else 1
+        times.observe(work, slow * (0.025 if work is plain else 0.028))
+    assert times.model is not None
+    assert times.model.seconds(ahead) / times.model.seconds(plain) == pytest.approx(28 / 25, rel=0.05)
+
+
 def test_what_was_seen_too_long_ago_counts_no_more() -> None:
     steps = StepTimeFit()
     for number in range(FIT_EVERY):

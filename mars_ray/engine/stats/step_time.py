@@ -1,7 +1,8 @@
 """Predict the time of a step from its work, with a linear model fitted to measured steps.
 
-The latest measurements of each kind of step are kept, so that after an hour of steps with a block of 8 the model can
-still predict the time of a step with a block of 1.
+Some measurements of each kind of step are kept, so that after an hour of steps with a block of 8 the model can still
+predict the time of a step with a block of 1. They are taken some steps apart: other processes slow a machine down for
+seconds, and consecutive steps would make the kind that runs at that time look slower than the others.
 
 Times are not quite linear: a step waits for the weights, and its first positions are computed during the wait. So a
 second model is fitted to recent steps of one size. Drafts and masks add nothing up to a number of positions, and each
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEPS_PER_KIND = 12
-"""Number of the latest steps that are kept for each kind."""
+"""Number of steps that are kept for each kind."""
+STEPS_APART = 16
+"""Minimum number of steps between two that are kept for a kind, once it has enough."""
 STEPS_KEPT = 16384
 """Number of steps, counted back from the latest, that a fit may use. Older steps are left out, because the load of the
 machine changes."""
@@ -161,15 +164,17 @@ class StepTimeFit:
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Record the work and the time of one step."""
-        self._kinds[work.kind].append((self._steps, work, seconds))
+        kept = self._kinds[work.kind]
+        if len(kept) < STEPS_PER_KIND or self._steps - kept[-1][0] >= STEPS_APART:
+            kept.append((self._steps, work, seconds))
         self._steps += 1
         if self._steps % (FIT_EVERY if self._steps > FIRST_STEPS else FIRST_FIT) == 0:
-            kept = [step for kind in self._kinds.values() for step in kind if step[0] >= self._steps - STEPS_KEPT]
+            recent = [step for kind in self._kinds.values() for step in kind if step[0] >= self._steps - STEPS_KEPT]
             with suppress(RuntimeError):  # keep the previous fit if the solver does not converge
-                model = fit([work for _, work, _ in kept], np.array([seconds for _, _, seconds in kept]))
+                model = fit([work for _, work, _ in recent], np.array([seconds for _, _, seconds in recent]))
                 if model.fixed_s + model.seq_s + model.position_s > 0:  # 0 if all steps so far have only read prompts
                     self.model = model
-                    self._fitted = [(work, seconds) for _, work, seconds in kept]
+                    self._fitted = [(work, seconds) for _, work, seconds in recent]
                     self._ahead = {}
                     ahead = sum(work.ahead > 0 and not work.prompt_tokens for work, _ in self._fitted)
                     self._looked_ahead = ahead >= STEPS_OF_SIZE
