@@ -54,6 +54,16 @@ def free_resources() -> dict[str, dict[str, float]]:
     return resources
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the line of the message of one of Ray's errors that names its reason, without a full stop at its end.
+
+    This is the last line, after the stack trace of the failed process. If memory ran out, the last line is advice.
+    """
+    lines = str(error).strip().splitlines() or [repr(error)]
+    reason = next((line for line in lines if "running low on memory" in line), lines[-1])
+    return reason.removesuffix(".")
+
+
 def stop_driver_messages() -> None:
     """Stop the driver from printing messages of the cluster. The options of `ray.init` silence only the workers."""
     driver = ray._private.worker.global_worker

@@ -18,7 +18,7 @@ from typing import Any
 import ray.train
 import torch
 from pyarrow.fs import FSSpecHandler, PyFileSystem
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import RayError
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from upath import UPath
@@ -34,6 +34,7 @@ from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.progress import ProgressLine
 from mars_ray.ray_cluster import connect
+from mars_ray.ray_private import reason_of
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.config import TrainConfig, parse_config
@@ -141,11 +142,8 @@ def _fit(config: TrainConfig, base: Path, folder: RunFolder) -> None:
         _show_progress(folder, progress, thread, interrupt)
     result = outcome[0]
     if isinstance(result, (ray.train.TrainingFailedError, RayError)):
-        lines = str(result).strip().splitlines()
-        # Only an `OutOfMemoryError` names the reason in its first line; other errors of Ray name it in their last line.
-        reason = lines[0 if isinstance(result, OutOfMemoryError) else -1].removesuffix(".")
         raise RunError(
-            f"The run failed: {reason}. Its state is saved in {folder.path}; fix the "
+            f"The run failed: {reason_of(result)}. Its state is saved in {folder.path}; fix the "
             "cause and run the same command to continue."
         ) from result
     if isinstance(result, BaseException):
@@ -263,10 +261,13 @@ def _show_progress(
         if interrupt.is_set():
             folder.ask_to_stop()
             interrupt.clear()
+        shown = None
         while (step := next(steps)) is not None:
+            shown = step
             figures |= {"ar": f"{step.ar_loss:.3f}", "tokens/s": f"{step.tokens_per_s:.0f}"}
             if step.mask_loss is not None:
                 figures["masks"] = f"{step.mask_loss:.3f}"
             if step.heldout_tokens_per_forward is not None:
                 figures["held-out tokens/forward"] = f"{step.heldout_tokens_per_forward:.2f}"
-            progress.update(step.step, figures, total=step.steps)
+        if shown:  # the steps before a resume come all at once, which is no speed
+            progress.update(shown.step, figures, total=shown.steps)

@@ -39,6 +39,7 @@ from mars_ray.data.ray_read import read_stream
 from mars_ray.errors import InterruptedRunError, RunError
 from mars_ray.program import CtrlC
 from mars_ray.ray_cluster import connect
+from mars_ray.ray_private import reason_of
 from mars_ray.traces.trace_settings import traces_are_on
 
 NOTES = 10
@@ -210,8 +211,7 @@ def _answers(plan: JobPlan, store: RowStore, total: int, decoders: Sequence[Any]
                 raise _failed(reason)
             yield table
     except (RayError, ExecutionTimeoutError) as error:
-        # The message is the stack trace of the failed process, and its last line is the error.
-        raise _failed(str(error).strip().splitlines()[-1]) from error
+        raise _failed(reason_of(error)) from error
 
 
 def _blocks(store: RowStore, rows_per_block: int) -> Iterator[pa.Table]:
