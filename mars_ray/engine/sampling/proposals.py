@@ -4,6 +4,7 @@ With penalties or a grammar, a choice depends on the choices before it in the sa
 lazily, one after another.
 """
 
+import math
 from collections import abc
 from functools import partial
 from itertools import islice, repeat
@@ -44,7 +45,7 @@ def propose_all(batch: list[ScheduledSequence], picks: list[Picks], output: Forw
         if not scheduled.has_logits:
             proposed.append(NOTHING)
         elif is_greedy(scheduled.sequence):
-            proposed.append(_likeliest(scheduled.sequence.request.sampling, read, output))
+            proposed.append(_likeliest(read, output))
         elif has_penalties(scheduled.sequence.request.sampling):
             proposed.append(_propose_one_by_one(scheduled.sequence, read, output))
         else:
@@ -60,14 +61,20 @@ def propose_all(batch: list[ScheduledSequence], picks: list[Picks], output: Forw
     return proposed
 
 
-def _likeliest(sampling: SamplingParams, read: Picks, output: ForwardOutput) -> Proposals:
+def _likeliest(read: Picks, output: ForwardOutput) -> Proposals:
     """Propose the most likely token at every position."""
 
     def at(picks: range) -> abc.Iterator[PlainProposal]:
         part = slice(picks.start, picks.stop)
         return zip(output.tokens[part], output.confidences[part], repeat(True))
 
-    ratio = partial(_ratio, output.logits_MV, read.verifying, sampling)
+    def ratio(index: int, draft: int) -> float:
+        # The forward has found the best token. A search in torch would wake its threads, which then spin for
+        # milliseconds on the cores of the next forward.
+        pick = read.verifying[index]
+        logits_V = output.logits_MV[pick]
+        return math.exp(float(logits_V[draft] - logits_V[output.tokens[pick]]))
+
     return Proposals(at(read.verifying), lambda right: at(read.masks[right]), ratio)
 
 
