@@ -84,9 +84,8 @@ def test_masks_of_a_rounded_model_have_nearly_the_logits_of_the_model(dtype: tor
 def test_a_packed_adapter_is_the_smaller_the_fewer_its_ranks() -> None:
     sizes = []
     for rank in (4, 64):
-        engine = adapted_engine(True, None, quantize="int8")
-        lora = some_adapter(fresh(kernels=True), rank=rank).lora
-        sizes.append(engine._forwards.runner.pack(lora).lora.nbytes)
+        runner: Any = adapted_engine(True, None, quantize="int8")._forwards.runner
+        sizes.append(runner.pack(some_adapter(fresh(kernels=True), rank=rank).lora).lora.nbytes)
     assert 4 * sizes[0] < sizes[1]
 
 
