@@ -1,6 +1,6 @@
 """Pack an adapter for the decoder kernels: mask embeddings, and low-rank factors of the layers that read together.
 
-The factors that read a layer's input have 8 bits, unless the base model is in float32. They act at masks only, and
+The factors that read a layer's input have 8 bits, unless the model's weights are in float32. They act at masks only, and
 drafts are verified, so rounding them changes speed and never answers in exact mode. The factors that read the ranks are
 not rounded: a few ranks would be padded to a whole group of 8-bit numbers.
 """

@@ -120,7 +120,7 @@ class FusedDecoder:
         )
         self._model = self._describe(network, mask_id)
         self._layer_packer.keep()
-        # An adapter only proposes tokens, so its weights may be rounded. With a float32 network they stay as trained.
+        # An adapter only proposes tokens, so its weights may be rounded, unless the model's are in float32.
         as_trained = network.dtype == torch.float32 and not quantize
         self._adapter_kind = plain if as_trained or odd else Format.INT8
         self._network = network
