@@ -57,7 +57,8 @@ def free_resources() -> dict[str, dict[str, float]]:
 def reason_of(error: BaseException) -> str:
     """Return the line of the message of one of Ray's errors that names its reason, without a full stop at its end.
 
-    This is the last line, after the stack trace of the failed process. If memory ran out, the last line is advice.
+    This is the last line, after the stack trace of the failed process. If memory ran out, an earlier line says so, and
+    the last one is advice.
     """
     lines = str(error).strip().splitlines() or [repr(error)]
     reason = next((line for line in lines if "running low on memory" in line), lines[-1])

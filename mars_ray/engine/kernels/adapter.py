@@ -1,8 +1,8 @@
 """Pack an adapter for the decoder kernels: mask embeddings, and low-rank factors of the layers that read together.
 
-The factors that read a layer's input have 8 bits, unless the model's weights are in float32. They act at masks only, and
-drafts are verified, so rounding them changes speed and never answers in exact mode. The factors that read the ranks are
-not rounded: a few ranks would be padded to a whole group of 8-bit numbers.
+The factors that read a layer's input have 8 bits, unless the model's weights are in float32. They act at masks only,
+and drafts are verified, so rounding them changes speed and never answers in exact mode. The factors that read the ranks
+are not rounded to 8 bits, which come in whole groups: a few ranks would be padded to one.
 """
 
 import ctypes
@@ -56,11 +56,11 @@ def pack_adapter(
 ) -> FusedLoRA:
     """Pack an adapter that fits the decoder layers `layers`, whose linear layers are packed in `groups` of names.
 
-    Factors are rounded to `dtype`, and those that read a layer's input are packed as `down_kind`, for the kernels'
+    Factors are rounded to `dtype`. Those that read a layer's input are then packed as `down_kind`, for the kernels'
     `layout`. Any thread may call it.
     """
     packed = FusedLoRA(lora.shape.masks)
-    up_kind = Format[str(dtype).removeprefix("torch.").upper()]
+    up_kind = Format.of(dtype)
 
     def matrix(weight: Tensor, kind: Format) -> Matrix:
         linear = pack_weight(weight.to(dtype), None, kind, layout)

@@ -105,7 +105,7 @@ class FusedDecoder:
         name = str(network.dtype).removeprefix("torch.")
         self._call = library.function(f"forward_{name}")
         self._layout = library.layout
-        plain = Format[name.upper()]
+        plain = Format.of(network.dtype)
         self._kind = Format[quantize.upper()] if quantize else plain
         odd = odd_sizes(network, GROUP)
         if quantize and odd:
@@ -120,9 +120,8 @@ class FusedDecoder:
         )
         self._model = self._describe(network, mask_id)
         self._layer_packer.keep()
-        # An adapter only proposes tokens, so its weights may be rounded, unless the model's are in float32.
-        as_trained = network.dtype == torch.float32 and not quantize
-        self._adapter_kind = plain if as_trained or odd else Format.INT8
+        # An adapter only proposes tokens, so it may have 8 bits. Beside float32 weights it stays as trained.
+        self._adapter_kind = plain if odd or self._kind is Format.FLOAT32 else Format.INT8
         self._network = network
         self._rotations = self._architecture.rotations(self._body, torch.arange(FIRST_ROTATIONS))
         """Cosines and sines of the first positions, which grow with the longest sequence."""

@@ -44,6 +44,11 @@ class Format(IntEnum):
     """4 bits, with a float16 scale per group of 64 weights of an output, and a multiplier and an offset per half of a
     group. Inputs are rounded as with INT8."""
 
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> "Format":
+        """Return the format that does not round weights of `dtype`."""
+        return {torch.float32: cls.FLOAT32, torch.bfloat16: cls.BFLOAT16}[dtype]
+
     @property
     def multiple(self) -> int:
         """Number of which the inputs of a layer must be a multiple."""
