@@ -114,3 +114,11 @@ def test_no_threshold_at_which_more_right_answers_are_lost_than_allowed() -> Non
     assert found.floor_reason == "calibration found 0.015 of the right answers lost at 0.8"
     strict = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_accuracy_loss": 0.0})})
     assert bounds(strict).floor == 0.95
+
+
+def test_a_threshold_between_two_calibrated_ones_loses_right_answers_in_proportion() -> None:
+    plan = ControlPlan(ceiling=1.0, classes=(ServiceClass(floor=0.1),), accuracy=((1.0, 0.7), (0.3, 0.7), (0.1, 0.66)))
+    found = bounds(plan)
+    assert (found.floor, found.floor_reason) == (0.3, "calibration found 0.020 of the right answers lost at 0.2")
+    smaller = plan.model_copy(update={"accuracy": ((1.0, 0.7), (0.3, 0.7), (0.1, 0.686))})
+    assert bounds(smaller).floor == 0.2

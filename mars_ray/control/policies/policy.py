@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from mars_ray.control.cluster_load import ClusterLoad
-from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan, interpolate_quality
 from mars_ray.engine.stats.profile import GRID, ProfilePoint
 
 SURE_TOKENS = 200.0
@@ -101,14 +101,13 @@ def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...
     """Return the lowest threshold such that it and all higher ones keep the required quality, and the reason for it."""
     min_agreement = plan.settings.min_agreement
     calibrated = dict(plan.agreement)
-    accuracy = dict(plan.accuracy)
     lowest = 0.0
     audits = defaultdict[float, list[ProfilePoint]](list)
     for point in chain.from_iterable(profiles):
         if point.audited and point.agreement is not None:
             audits[point.threshold].append(point)
-    for threshold in sorted({*GRID, *calibrated, *accuracy}, reverse=True):
-        lost = accuracy.get(1.0, 0.0) - accuracy.get(threshold, 1.0)
+    for threshold in sorted({*GRID, *calibrated, *dict(plan.accuracy)}, reverse=True):
+        lost = _accuracy_lost(plan, threshold)
         if lost > plan.settings.max_accuracy_loss:
             return lowest or 1.0, f"calibration found {lost:.3f} of the right answers lost at {threshold:g}"
         audited = sum(point.audited for point in audits[threshold])
@@ -121,6 +120,13 @@ def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...
             return lowest or 1.0, f"calibration found {calibrated[threshold]:.3f} agreement at {threshold:g}"
         lowest = threshold
     return 0.0, ""
+
+
+def _accuracy_lost(plan: ControlPlan, threshold: float) -> float:
+    """Return the share of right answers lost against threshold 1, interpolated between calibrated thresholds."""
+    if not plan.accuracy:
+        return 0.0
+    return interpolate_quality(plan.accuracy, 1.0) - interpolate_quality(plan.accuracy, threshold)
 
 
 @dataclass(frozen=True, slots=True)
