@@ -4,14 +4,13 @@
         --json benchmarks/results/DATE-file-accuracy.json
 
 DIR holds `humaneval/HumanEval.jsonl.gz` and `gsm8k/test.jsonl.gz`. Every engine answers the same prompts greedily, one
-token at a time. `p` is McNemar's exact test against llama.cpp with the file as it is.
+token at a time. `p` is McNemar's exact test against the first engine, llama.cpp with the file as it is.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,12 @@ from mars_ray.program import run_program
 from mars_ray.usable_cpus import usable_cpus
 
 TASKS = ("humaneval", "gsm8k")
+LLAMA_CPP = {"llama.cpp, the file": True, "llama.cpp Q8_0": False}
+"""Names of llama.cpp's engines, and whether each reads the file as it is."""
+OURS = {f"mars-ray {quantize or 'bfloat16'}": quantize for quantize in BITS}
+ENGINES = (*LLAMA_CPP, *OURS)
 ROWS = 16
 """Prompts that llama.cpp answers together."""
-
-Answer = Callable[[Sequence[Question]], list[str]]
 
 
 def main() -> None:
@@ -47,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="a .gguf file")
     parser.add_argument("--data", type=Path, required=True, help="folder of the benchmarks")
+    parser.add_argument("--task", action="append", choices=TASKS, help="repeatable; all without it")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="repeatable; all without it")
     parser.add_argument("--examples", type=int, default=300, help="most questions of each task")
     parser.add_argument("--allow-code-execution", action="store_true", help="run HumanEval's tests in the sandbox")
     parser.add_argument("--json", type=Path)
@@ -55,13 +58,13 @@ def main() -> None:
     options = TaskOptions(
         examples=arguments.examples, seeds=1, data=arguments.data, allow_code_execution=arguments.allow_code_execution
     )
-    tasks = {name: open_tasks([name], options)[0].questions for name in TASKS}
+    tasks = {name: open_tasks([name], options)[0].questions for name in arguments.task or TASKS}
     check_sandbox()
     results: dict[str, dict[str, list[bool]]] = {}
     questions = [question for task in tasks.values() for question in task]
-    for engine, answer in engines(arguments.file).items():
-        results[engine] = {name: [] for name in TASKS}
-        for question, text in zip(questions, answer(questions), strict=True):
+    for engine in arguments.engine or ENGINES:
+        results[engine] = {name: [] for name in tasks}
+        for question, text in zip(questions, answers(engine, arguments.file, questions), strict=True):
             results[engine][question.task].append(is_right(question, text))
         show(results)
         if arguments.json:
@@ -73,14 +76,12 @@ def main() -> None:
             arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def engines(file: Path) -> dict[str, Answer]:
-    """Return the engines by name, the first with the file as it is. Each loads the model when it is called."""
+def answers(engine: str, file: Path, questions: Sequence[Question]) -> list[str]:
+    """Load the model into an engine, and return the engine's answers."""
     folder = resolve_model(str(file))
-    return {
-        "llama.cpp, the file": partial(answers_of_llama_cpp, folder, file),
-        "llama.cpp Q8_0": partial(answers_of_llama_cpp, folder, None),
-        **{f"mars-ray {quantize or 'bfloat16'}": partial(answers_of_ours, folder, quantize) for quantize in BITS},
-    }
+    if engine in OURS:
+        return answers_of_ours(folder, OURS[engine], questions)
+    return answers_of_llama_cpp(folder, file if LLAMA_CPP[engine] else None, questions)
 
 
 def answers_of_ours(folder: Path, quantize: Any, questions: Sequence[Question]) -> list[str]:
@@ -110,7 +111,7 @@ def answers_of_llama_cpp(folder: Path, file: Path | None, questions: Sequence[Qu
 def show(results: dict[str, dict[str, list[bool]]]) -> None:
     """Print right answers with intervals of 95 % (Wilson), and how they differ from the first engine's."""
     first = next(iter(results.values()))
-    table = Table("engine", *(title for name in TASKS for title in (name, "p")))
+    table = Table("engine", *(title for name in first for title in (name, "p")))
     for engine, tasks in results.items():
         cells = []
         for name, right in tasks.items():

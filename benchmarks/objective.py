@@ -7,7 +7,8 @@
 
 Each objective trains an adapter of its own with each seed, in turns. The adapter of the best measurement on the first
 held-out rows is kept, and judged by the tokens per forward on the other held-out rows, which are the same for all.
-`people` trains on the answers in `--people` instead of the model's own.
+`people` trains on the answers in `--people` instead of the model's own. With `--init` all begin with the same trained
+adapter, so objectives are compared late in training, where a few steps tell them apart sooner than at its start.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
+from mars_ray.adapter.card import resolve_adapter
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
 from mars_ray.adapter.mask_streams import mask_streams
@@ -63,6 +65,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--block", type=int, default=7)
     parser.add_argument("--rank", type=int, default=32)
+    parser.add_argument("--init", help="adapter to begin with: a folder or a name, of the same rank")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--test-rows", type=int, default=32)
     parser.add_argument("--objective", action="append", choices=OBJECTIVES, help="repeatable; all without it")
     parser.add_argument("--json", type=Path)
@@ -119,7 +123,8 @@ def config_of(
     """Return the settings of a run over so many tokens, whatever the length of the data is."""
     length = rows.rows([0]).tokens_RT.shape[1]
     steps = -(-arguments.tokens // (BATCH_ROWS * length))
-    adapter = {"rank": arguments.rank}
+    init = resolve_adapter(arguments.init)
+    adapter = {"rank": arguments.rank, "init": str(init) if init else None}
     fields = {
         "model": str(model.folder),
         "output": str(output),
@@ -127,7 +132,7 @@ def config_of(
         "objective": {"kind": "mars", "block": arguments.block, "growth": False, "decay": 0.85, "adapter": adapter}
         | objective,
         "optimizer": {
-            "learning_rate": 1e-3,
+            "learning_rate": arguments.learning_rate,
             "epochs": steps * BATCH_ROWS / len(rows),
             "batch_rows": BATCH_ROWS,
             "micro_rows": BATCH_ROWS,
