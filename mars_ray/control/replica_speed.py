@@ -12,7 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.engine.stats.profile import ProfilePoint, interpolate
+from mars_ray.engine.stats.lookahead import interpolate
+from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.state import EngineState
 from mars_ray.engine.stats.step_time import StepTime
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.profile import Lookahead
+from mars_ray.engine.stats.lookahead import Lookahead
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.simulate.machine import Machine
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.control.control_settings import interpolate_quality
-from mars_ray.engine.stats.profile import Lookahead, ProfilePoint, autoregressive, interpolate
+from mars_ray.engine.stats.lookahead import Lookahead, autoregressive, interpolate
+from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.errors import ConfigError, problems_of
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import brentq
 
-from mars_ray.engine.stats.profile import Profile, ProfilePoint, look_ahead
+from mars_ray.engine.stats.lookahead import look_ahead
+from mars_ray.engine.stats.profile import Profile, ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime, StepWork, fit
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.engine.stats.profile import Lookahead, autoregressive, interpolate, look_ahead
+from mars_ray.engine.stats.lookahead import Lookahead, autoregressive, interpolate, look_ahead
 
 SHARES = st.lists(st.floats(0, 1), max_size=6)
 

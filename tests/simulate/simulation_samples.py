@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.engine.stats.profile import Lookahead, look_ahead
+from mars_ray.engine.stats.lookahead import Lookahead, look_ahead
 from mars_ray.simulate import simulator
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine

@@ -27,7 +27,8 @@ import numpy as np
 from mars_ray.engine.request import Acceptance
 from mars_ray.engine.scheduling.scheduler import Masks
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.stats.profile import Floats, Profile
+from mars_ray.engine.stats.lookahead import Floats
+from mars_ray.engine.stats.profile import Profile
 from mars_ray.engine.stats.step_time import CLOCK_S, AheadTime, StepTime, StepTimeFit, block_rates
 from mars_ray.method.drafts import (
     FIXED_PRICE,

@@ -10,18 +10,16 @@ forwards.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul, neg
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mars_ray.engine.stats.lookahead import Floats, Lookahead, interpolate, look_ahead
 from mars_ray.method.drafts import DRAFT_POSITIONS, PositionPrice
-
-Floats = NDArray[np.float64]
 
 GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 """Thresholds on the probability. At 1 only the model's own choices are kept."""
@@ -46,50 +44,6 @@ last masks give few drafts of their own."""
 
 Share = Annotated[float, "from 0 to 1"]
 """A share of something, which is at most 1."""
-
-
-class Lookahead(NamedTuple):
-    """Gain and cost of an average forward of one sequence, by block size."""
-
-    tokens_B: Floats
-    """Tokens gained with blocks of 1, 2, ..., B; at least 1 each."""
-    positions_B: Floats
-    """Positions fed to the network: tokens, drafts and masks."""
-
-
-def autoregressive(blocks: int) -> Lookahead:
-    """Return the lookahead for the case that no token at a mask is accepted or drafted."""
-    nothing_K = np.zeros(blocks - 1)
-    return look_ahead(nothing_K, nothing_K, nothing_K)
-
-
-def look_ahead(accepted_K: Floats, drafted_K: Floats, right_K: Floats, *, rows_per_draft: float = 0.0) -> Lookahead:
-    """Return the lookahead of forwards that accept some tokens at masks and draft others for verification.
-
-    `accepted_K` is the share of forwards that accept the token at the k-th mask, and `drafted_K` is the share that
-    draft this token. `right_K` is the share in which this token is drafted and turns out right, along with all drafts
-    before it. Each accepted token and each draft takes a position in the next forward. `rows_per_draft` is the number
-    of masks that a draft adds, as a fraction of the longest row.
-    """
-    masks_B = np.arange(len(drafted_K) + 1)
-    gained_B, drafts_B = _sums(accepted_K), _sums(drafted_K)
-    return Lookahead(1 + gained_B + _sums(right_K), 1 + gained_B + drafts_B + (1 + rows_per_draft * drafts_B) * masks_B)
-
-
-def interpolate(thresholds: Sequence[float], at: Callable[[int], Lookahead], threshold: float) -> Lookahead:
-    """Interpolate the lookahead at `threshold` linearly between `thresholds`, which descend from 1.
-
-    `at` returns the lookahead for an index into `thresholds`.
-    """
-    above = max(0, bisect_right(thresholds, -threshold, key=neg) - 1)
-    below = min(above + 1, len(thresholds) - 1)
-    gap = thresholds[above] - thresholds[below]
-    weight = min(1.0, (thresholds[above] - threshold) / gap) if gap and threshold < thresholds[above] else 0.0
-    return Lookahead(*(upper + weight * (lower - upper) for upper, lower in zip(at(above), at(below), strict=True)))
-
-
-def _sums(values_K: Floats) -> Floats:
-    return np.concatenate([[0.0], values_K.cumsum()])
 
 
 @dataclass(frozen=True, slots=True)
