@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.adapter_store import AdapterStore
+from mars_ray.engine.process.chunk_stream import ChunkStream
 from mars_ray.engine.process.engine_process import EngineProcess
 from mars_ray.engine.process.grammar_checker import GrammarChecker
 from mars_ray.engine.process.grammar_store import GrammarStore
@@ -53,7 +54,6 @@ from mars_ray.engine.stats.state import EngineState
 from mars_ray.errors import (
     EngineHungError,
     GrammarError,
-    MarsRayError,
     ReplicaLostError,
     RequestError,
     SlowReaderError,
@@ -81,50 +81,6 @@ LOST = "the engine stopped before the request ended."
 HUNG = "the engine hung, and only this request can be the cause. Change the request."
 TELL_SECONDS = 1.0
 """Seconds before a stalled engine is killed, so that the error reaches the caller before the replica ends, too."""
-
-
-class ChunkStream:
-    """The chunks of one request, buffered between the engine and the coroutine that reads them."""
-
-    def __init__(self, request: Request, buffered_tokens: int) -> None:
-        self._left = len(request.indices)
-        self._limit = buffered_tokens
-        self._buffered = 0
-        self._chunks: asyncio.Queue[Chunk | MarsRayError] = asyncio.Queue()
-        self.open = True
-        """True while more chunks will arrive."""
-        self.begun = False
-        """True once a chunk has arrived."""
-        self.added: int | None = None
-        """Number of progress checks so far when the request was sent; None until it is sent."""
-
-    @property
-    def overfull(self) -> bool:
-        """Whether the reader is further behind than the buffer allows."""
-        return self._buffered > self._limit
-
-    def put(self, chunk: Chunk) -> None:
-        """Add a chunk for the reader."""
-        self._chunks.put_nowait(chunk)
-        self.begun = True
-        self._buffered += len(chunk.tokens)
-        self._left -= chunk.finished is not None
-        self.open = self._left > 0
-
-    def fail(self, error: MarsRayError) -> None:
-        """End the stream with an error, after the chunks before it."""
-        self.open = False
-        self._chunks.put_nowait(error)
-
-    async def next(self) -> Chunk | None:
-        """Return the next chunk, or None after the last one. Raises the error that ended the stream."""
-        if not self.open and self._chunks.empty():
-            return None
-        chunk = await self._chunks.get()
-        if isinstance(chunk, MarsRayError):
-            raise chunk
-        self._buffered -= len(chunk.tokens)
-        return chunk
 
 
 class AsyncEngine:
