@@ -63,7 +63,6 @@ TEXT_ONLY = "exact without the adapter"
 ROUND_PROMPTS = 10
 WARM_UP_PROMPTS = 3
 SPEED_TOKENS = 48
-"""Largest number of tokens of an answer when speed is measured."""
 ANSWERS_OF_A_CALLER = 3
 BATCH = 16
 PROMPT_TOKENS_MAX = 384
@@ -95,6 +94,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
     parser.add_argument("--rounds", type=int, default=6, help=f"rounds of {ROUND_PROMPTS} prompts; 0 skips speed")
     parser.add_argument("--callers", type=int, action="append", help="measure this many callers instead; repeatable")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        action="append",
+        choices=ADAPTER_THRESHOLDS,
+        help="for speed; repeatable, all without it",
+    )
+    parser.add_argument("--speed-tokens", type=int, default=SPEED_TOKENS, help="most tokens of an answer for speed")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
@@ -222,6 +229,11 @@ def answer_questions(
     return sorted(decode_all(engine, requests), key=lambda result: int(result.request.id))
 
 
+def speed_settings(arguments: argparse.Namespace) -> tuple[DecodingSetting, ...]:
+    """Return the settings whose speed is measured."""
+    return settings_of((Mode.EXACT, Mode.THRESHOLD), arguments.threshold or ADAPTER_THRESHOLDS)
+
+
 def speed(
     checkpoint: Checkpoint, folder: Path, adapter: Path, arguments: argparse.Namespace, questions: list[Question]
 ) -> Json:
@@ -229,18 +241,19 @@ def speed(
     options = EngineOptions(max_num_seqs=1, quantize=arguments.quantize)
     base_engine = Engine(checkpoint, options)
     adapter_engine = Engine(checkpoint, options, adapters=unnamed(load_adapter(adapter, folder)))
+    answer = partial(one_by_one, max_tokens=arguments.speed_tokens)
     candidates: dict[str, Callable[[list[Question]], Sample]] = {
-        setting.name: partial(one_by_one, base_engine if setting is AR else adapter_engine, setting)
-        for setting in SETTINGS
+        setting.name: partial(answer, base_engine if setting is AR else adapter_engine, setting)
+        for setting in speed_settings(arguments)
     }
-    candidates[TEXT_ONLY] = partial(one_by_one, base_engine, EXACT)
+    candidates[TEXT_ONLY] = partial(answer, base_engine, EXACT)
     try:
         peer = next(
             candidate
             for candidate in llama_cpp_peers(folder, arguments.threads, checkpoint.mask_id)
             if candidate.bits == 16
         )
-        answers = answer_questions(base_engine, questions, AR.decode, SPEED_TOKENS)
+        answers = answer_questions(base_engine, questions, AR.decode, arguments.speed_tokens)
         candidates[peer.name] = partial(
             peer_sample, peer, {result.request.prompt: len(result.tokens) for result in answers}
         )
@@ -260,7 +273,7 @@ def speed(
             progress.update(number + 1, {})
     return {
         "prompts": arguments.rounds * ROUND_PROMPTS,
-        "max_tokens": SPEED_TOKENS,
+        "max_tokens": arguments.speed_tokens,
         "absent": absent_peers,
         "settings": {
             name: {
@@ -292,19 +305,19 @@ def concurrent_speed(
         engine = base_engine if setting is AR else adapter_engine
         engine.clear_cache()
         started_s = time.perf_counter()
-        answers = answer_questions(engine, prompts, setting.decode, SPEED_TOKENS)
+        answers = answer_questions(engine, prompts, setting.decode, arguments.speed_tokens)
         seconds = time.perf_counter() - started_s
         tokens = sum(len(result.tokens) for result in answers)
         forwards = sum(result.forwards for result in answers)
         return Sample(tokens=tokens, seconds=seconds, forwards=forwards)
 
-    candidates = {setting.name: partial(answer, setting) for setting in SETTINGS}
+    candidates = {setting.name: partial(answer, setting) for setting in speed_settings(arguments)}
     with ProgressLine(f"{callers} callers", total=len(candidates) * (arguments.rounds + 1)) as progress:
         samples = interleaved(candidates, arguments.rounds, progress)
     return {
         "callers": callers,
         "answers": len(prompts),
-        "max_tokens": SPEED_TOKENS,
+        "max_tokens": arguments.speed_tokens,
         "settings": {
             name: {
                 "tokens_per_s": asdict(throughput(runs)),
@@ -317,13 +330,13 @@ def concurrent_speed(
     }
 
 
-def one_by_one(engine: Engine, setting: DecodingSetting, prompts: list[Question]) -> Sample:
+def one_by_one(engine: Engine, setting: DecodingSetting, prompts: list[Question], *, max_tokens: int) -> Sample:
     """Answer one prompt after another; count the tokens and seconds after each first token."""
     tokens = 0
     forwards = 0
     seconds = 0.0
     for number, question in enumerate(prompts):
-        sampling = SamplingParams(max_tokens=SPEED_TOKENS)
+        sampling = SamplingParams(max_tokens=max_tokens)
         engine.clear_cache()
         request = Request(id=str(number), prompt=question.prompt, sampling=sampling, decode=setting.decode)
         begun = False
