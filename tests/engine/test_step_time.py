@@ -283,6 +283,16 @@ def test_steps_that_were_all_pauses_have_the_times_of_the_linear_model() -> None
     assert fit_ahead(model, [(work, 1.0) for work in steps]) == AheadTime.linear(model)
 
 
+def test_rare_steps_that_were_interrupted_do_not_make_masks_look_dear() -> None:
+    model = StepTime(
+        fixed_s=0.0, seq_s=0.017, position_s=0.0, kv_token_s=0.0, prompt_s=0.0, prompt_token_s=0.0, masks_s=0.0
+    )
+    plain = [(StepWork(1, 1, 100), 0.017)] * 12
+    with_mask = [(StepWork(1, 3, 100, masks=1), 0.045 if number % 3 == 0 else 0.021) for number in range(12)]
+    times = fit_ahead(model, [*plain, *with_mask])
+    assert times.seconds(model, 1, 100, 2, masks=True) == pytest.approx(0.021, rel=0.02)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_makes_few_positions_free_that_are_not(seed: int) -> None:
     random, times = np.random.default_rng(seed), StepTimeFit()

@@ -31,6 +31,9 @@ FIRST_FIT, FIRST_STEPS = 16, 256
 """Fit the model every 16 steps during the first 256 steps."""
 PAUSE = 20
 """A step that takes more than this many times the usual time counts as a pause of the machine and is left out."""
+INTERRUPTED = 1.4
+"""A step that takes more than this many times its fitted time was interrupted and tells nothing of drafts and masks.
+Kinds of steps that are rare have too few times for interruptions to average out."""
 STEPS_OF_SIZE = 6
 """Minimum number of recent steps with drafts or masks, and of steps of the same size without, from which their cost is
 estimated."""
@@ -209,6 +212,16 @@ def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
 def fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTime:
     """Fit an `AheadTime` to steps of one size and their times. Too few steps give the times of the linear model."""
     steps = [(work, seconds) for work, seconds in steps if seconds <= PAUSE * max(CLOCK_S, model.seconds(work))]
+    fitted = _fit_ahead(model, steps)
+
+    def interrupted(work: StepWork, seconds: float) -> bool:
+        usual_s = fitted.seconds(model, work.num_seqs, work.kv_tokens, work.ahead, masks=work.masks > 0)
+        return seconds > INTERRUPTED * max(CLOCK_S, usual_s)
+
+    return _fit_ahead(model, [step for step in steps if not interrupted(*step)])
+
+
+def _fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTime:
     ahead_S = np.array([work.ahead for work, _ in steps])
     if min((ahead_S == 0).sum(), (ahead_S > 0).sum()) < STEPS_OF_SIZE:
         return AheadTime.linear(model)
