@@ -4,7 +4,7 @@
         --json benchmarks/results/DATE-file-accuracy.json
 
 DIR holds `humaneval/HumanEval.jsonl.gz` and `gsm8k/test.jsonl.gz`. Every engine answers the same prompts greedily, one
-token at a time. `p` is McNemar's exact test against the first engine, llama.cpp with the file as it is.
+token at a time. `p` is McNemar's exact test against the first engine of the table.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 """Compare objectives of adapter training at equal numbers of tokens, by what exact mode accepts.
 
-    mars-ray prepare own.jsonl --model smollm2 --output packed/own     # the model's own answers
-    mars-ray prepare heldout.jsonl --model smollm2 --output packed/heldout
+    mars-ray prepare --input own.jsonl --model smollm2 --output packed/own     # the model's own answers
+    mars-ray prepare --input heldout.jsonl --model smollm2 --output packed/heldout
     python -m benchmarks.objective --model smollm2 --train packed/own --heldout packed/heldout --tokens 125000 \\
         --json benchmarks/results/DATE-objective.json
 
 Each objective trains an adapter of its own with each seed, in turns. The adapter of the best measurement on the first
 held-out rows is kept, and judged by the tokens per forward on the other held-out rows, which are the same for all.
 `people` trains on the answers in `--people` instead of the model's own. With `--init` all begin with the same trained
-adapter, so objectives are compared late in training, where a few steps tell them apart sooner than at its start.
+adapter, so objectives are compared late in training.
 """
 
 import argparse

@@ -39,7 +39,7 @@ class ReplicaSpeed:
         return self._cache[threshold]
 
     def max_tokens_s(self, threshold: float) -> float:
-        """Return the tokens per second with all rows in use."""
+        """Return the tokens per second at a threshold while all rows decode a sequence each."""
         return float(self.rates(threshold)[-1])
 
     def prompt_seconds(self, tokens: float) -> float:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from mars_ray.control.cluster_load import ClusterLoad
-from mars_ray.control.control_settings import ControlPlan, interpolate_quality
+from mars_ray.control.control_settings import ControlPlan
 from mars_ray.engine.stats.profile import GRID, ProfilePoint
 
 SURE_TOKENS = 200.0
@@ -107,7 +107,7 @@ def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...
         if point.audited and point.agreement is not None:
             audits[point.threshold].append(point)
     for threshold in sorted({*GRID, *calibrated, *dict(plan.accuracy)}, reverse=True):
-        lost = _accuracy_lost(plan, threshold)
+        lost = plan.quality(1.0) - plan.quality(threshold) if plan.accuracy else 0.0
         if lost > plan.settings.max_accuracy_loss:
             return lowest or 1.0, f"calibration found {lost:.3f} of the right answers lost at {threshold:g}"
         audited = sum(point.audited for point in audits[threshold])
@@ -120,13 +120,6 @@ def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...
             return lowest or 1.0, f"calibration found {calibrated[threshold]:.3f} agreement at {threshold:g}"
         lowest = threshold
     return 0.0, ""
-
-
-def _accuracy_lost(plan: ControlPlan, threshold: float) -> float:
-    """Return the share of right answers lost against threshold 1, interpolated between calibrated thresholds."""
-    if not plan.accuracy:
-        return 0.0
-    return interpolate_quality(plan.accuracy, 1.0) - interpolate_quality(plan.accuracy, threshold)
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,10 @@ def _in_tiles(round_and_pack: Callable[[Tensor], Tensor], weight: Tensor, layout
 
 
 def _interleave(weight: Tensor, columns: int, together: int) -> Tensor:
-    """Lay out a weight [N, K] as [N / C, K / together, C, together], so that the loop reads memory in order."""
+    """Lay out a weight [N, K] as [N / C, K / together, C, together], so that the kernel reads memory in order.
+
+    C is `columns`, the outputs of a block; `together` is the number of inputs that the kernel multiplies at once.
+    """
     return weight.view(-1, columns, weight.shape[1] // together, together).transpose(1, 2).contiguous()
 
 

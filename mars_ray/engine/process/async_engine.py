@@ -236,7 +236,7 @@ class AsyncEngine:
             await self._checker.close()
 
     async def _launch(self, spec: EngineSpec, new_progress: Callable[[], Progress]) -> EngineFacts:
-        """Start a process, and return its facts once it runs with the adapters of this object."""
+        """Start a process, load the adapters of this object into it, and return what it says of the engine."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -331,7 +331,7 @@ class AsyncEngine:
             self._order(Cancel(request_id))
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Deliver events until the process has ended, and let another one take its place."""
+        """Deliver what the process sends until it has ended, then have another one take its place."""
         while True:
             match await read_message(reader):
                 case None:

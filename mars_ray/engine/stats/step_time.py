@@ -218,10 +218,12 @@ def fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTime
         usual_s = fitted.seconds(model, work.num_seqs, work.kv_tokens, work.ahead, masks=work.masks > 0)
         return seconds > INTERRUPTED * max(CLOCK_S, usual_s)
 
-    return _fit_ahead(model, [step for step in steps if not interrupted(*step)])
+    usual = [step for step in steps if not interrupted(*step)]
+    return fitted if len(usual) == len(steps) else _fit_ahead(model, usual)
 
 
 def _fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTime:
+    """Fit an `AheadTime` to all of `steps`."""
     ahead_S = np.array([work.ahead for work, _ in steps])
     if min((ahead_S == 0).sum(), (ahead_S > 0).sum()) < STEPS_OF_SIZE:
         return AheadTime.linear(model)
