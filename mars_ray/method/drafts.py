@@ -25,17 +25,18 @@ LEAST_PRICE = 0.01
 class PositionPrice:
     """Price of the drafts and masks of a sequence in a step, in tokens.
 
-    A step waits for the weights, whatever its size, so the first positions take no time of their own.
+    A step waits for the weights, whatever its size, so the first positions take little time of their own.
     """
 
     tokens: float
     """Price of a position: the number of tokens that the engine generates in the time of the position."""
-    free: int = 0
-    """Number of positions, counted from the first, that cost only `LEAST_PRICE`."""
+    cheap: int = 0
+    """Number of positions, counted from the first, that cost only `cheap_tokens`."""
+    cheap_tokens: float = LEAST_PRICE
 
     def of_position(self, number: int) -> float:
         """Return the price of the position at index `number`."""
-        return LEAST_PRICE if number < self.free else self.tokens
+        return self.cheap_tokens if number < self.cheap else self.tokens
 
     def of_draft(self, number: int) -> float:
         """Return the price of the draft at index `number` and of its masks."""

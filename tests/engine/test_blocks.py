@@ -76,14 +76,14 @@ def test_before_enough_is_learned_one_row_of_masks_follows_drafts_from_masks(
     assert blocks.masks_for(sequence, LOSSLESS, BLOCK, 4096) == rows
 
 
-def test_sequences_share_the_positions_that_are_free() -> None:
+def test_sequences_share_the_positions_that_are_cheap() -> None:
     times = StepTimeFit()
     for number in range(512):
         positions = 4 + number % 24
         times.observe(StepWork(4, positions, 100), max(1e-2, 1e-3 * positions))
     ahead = times.ahead(4)
-    assert ahead is not None and ahead.free >= 4
-    assert BlockChoice(Profile(BLOCK), times).text_price(4, 100).free == ahead.free // 4
+    assert ahead is not None and ahead.cheap >= 4
+    assert BlockChoice(Profile(BLOCK), times).text_price(4, 100).cheap == ahead.cheap // 4
 
 
 def test_large_and_small_blocks_take_turns_before_step_times_are_known() -> None:

@@ -71,18 +71,19 @@ def test_a_mask_stands_where_the_chance_that_it_is_read_is_worth_it(
         assert count == sum(paid) or near
 
 
-@given(SHARES, SHARES, st.floats(0.02, 1), st.integers(0, 20))
-def test_masks_fill_the_free_positions_with_what_gains_the_most(
-    confidences: list[float], worth: list[float], price: float, free: int
+@given(SHARES, SHARES, st.floats(0.02, 1), st.integers(0, 20), st.floats(0.01, 1))
+def test_masks_fill_the_cheap_positions_with_what_gains_the_most(
+    confidences: list[float], worth: list[float], tokens: float, cheap: int, cheap_part: float
 ) -> None:
     worth = sorted(worth, reverse=True)
     most = [8] * (len(confidences) + 1)
-    rows = masks_behind_drafts(confidences, worth, PositionPrice(price, free), most)
+    price = PositionPrice(tokens, cheap, cheap_part * tokens)
+    rows = masks_behind_drafts(confidences, worth, price, most)
     right = [math.prod(confidences[:count]) for count in range(len(most))]
     read = [*(one - other for one, other in pairwise(right)), right[-1]]
     gains = sorted((chance * each for chance in read for each in worth), reverse=True)
     placed = sorted((chance * each for chance, count in zip(read, rows, strict=True) for each in worth[:count]))
-    paid = [gain >= PositionPrice(price, free).of_position(len(confidences) + at) for at, gain in enumerate(gains)]
+    paid = [gain >= price.of_position(len(confidences) + at) for at, gain in enumerate(gains)]
     assert placed[::-1] == pytest.approx(gains[: [*paid, False].index(False)])
 
 

@@ -108,7 +108,7 @@ def test_at_a_threshold_of_one_tokens_count_that_were_right_when_verified() -> N
 def test_tokens_count_as_drafts_if_they_are_worth_the_price_of_their_positions() -> None:
     profile = Profile(BLOCK)
     for _ in range(FOLD_FORWARDS):
-        profile.observe_masks(4, [0.9, 0.6, 0.6, 0.6], PositionPrice(0.5, free=2))
+        profile.observe_masks(4, [0.9, 0.6, 0.6, 0.6], PositionPrice(0.5, cheap=2))
     assert profile.lookahead(1.0).positions_B[-1] == pytest.approx(1 + 1 + 4, rel=0.01), "the first draft is free"
     assert profile.lookahead(0.9).positions_B[-1] == pytest.approx(1 + 1 + 1 + 4, rel=0.01), "and the first after it"
 

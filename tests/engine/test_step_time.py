@@ -250,13 +250,29 @@ def observed(rows: list[int], most: int) -> StepTimeFit:
     return times
 
 
-def test_the_first_positions_are_free_and_the_others_cost_what_they_add() -> None:
+def test_the_first_positions_may_take_no_time_and_the_others_cost_what_they_add() -> None:
     times = observed([1, 8], most=12)
     alone, eight = times.ahead(1), times.ahead(8)
     assert alone is not None and eight is not None
-    assert (alone.free, eight.free) == (4, 0)
+    assert (alone.cheap, eight.cheap) == (4, 0)
+    assert alone.cheap_s == pytest.approx(0, abs=1e-5)
     assert alone.position_s == pytest.approx(1e-3, rel=0.05)
     assert eight.position_s == pytest.approx(1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_first_positions_may_take_a_part_of_the_time_of_the_others(seed: int) -> None:
+    def seconds(ahead: int) -> float:
+        return 17e-3 + 2.5e-3 * min(ahead, 2) + 6.5e-3 * max(0, ahead - 2)
+
+    random, times = np.random.default_rng(seed), StepTimeFit()
+    for number in range(FIT_EVERY * 8):
+        ahead = (0, 0, 0, 1, 2, 3, 5, 7)[number % 8]
+        times.observe(StepWork(1, 1 + ahead, 100), seconds(ahead) * random.uniform(0.9, 1.1))
+    found = times.ahead(1)
+    assert times.model is not None and found is not None
+    for ahead in range(6):
+        assert found.seconds(times.model, 1, 100, ahead, masks=False) == pytest.approx(seconds(ahead), rel=0.05)
 
 
 def test_a_size_with_too_few_steps_has_the_times_of_the_linear_model() -> None:
@@ -273,7 +289,7 @@ def test_what_masks_add_once_is_told_from_what_each_position_adds() -> None:
         times.observe(work, 1e-2 + 1e-3 * ahead + 3e-3 * (work.masks > 0))
     found = times.ahead(1)
     assert found is not None
-    assert found.free == 0
+    assert found.cheap == 0
     assert (found.position_s, found.masks_s) == pytest.approx((1e-3, 3e-3), rel=0.02)
 
 
@@ -294,14 +310,14 @@ def test_rare_steps_that_were_interrupted_do_not_make_masks_look_dear() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_noise_makes_few_positions_free_that_are_not(seed: int) -> None:
+def test_noise_makes_few_positions_cheap_that_are_not(seed: int) -> None:
     random, times = np.random.default_rng(seed), StepTimeFit()
     for number in range(FIT_EVERY * 4):
         work = StepWork(1, 1 + number % 16, 100)
         times.observe(work, (6e-3 + 0.5e-3 * work.positions) * random.uniform(0.9, 1.1))
     ahead = times.ahead(1)
     assert ahead is not None
-    assert ahead.free <= 2 and ahead.position_s == pytest.approx(0.5e-3, rel=0.3)
+    assert ahead.cheap <= 2 and ahead.position_s == pytest.approx(0.5e-3, rel=0.3)
 
 
 def test_the_time_of_a_position_is_unknown_while_each_sequence_takes_one() -> None:

@@ -205,7 +205,7 @@ def test_tokens_that_are_verified_are_drafted_while_all_are_likely_enough_to_be_
     proposals = [*certain(1), Proposal(2, 0.6, True), Proposal(3, 0.6, True), Proposal(4, 0.9, True)]
     drafted = [
         verify(behind_the_last(proposals, []), [], LOSSLESS, price, NO_STOP, max_tokens=9).drafts.tokens
-        for price in (*map(PositionPrice, (0.05, 0.165, 0.25, 0.305)), PositionPrice(0.305, free=2))
+        for price in (*map(PositionPrice, (0.05, 0.165, 0.25, 0.305)), PositionPrice(0.305, cheap=2))
     ]
     assert drafted == [[2, 3, 4], [2, 3], [2], [], [2]]
 

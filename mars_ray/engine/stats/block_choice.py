@@ -11,7 +11,7 @@ otherwise the best block with masks. Rivals need whole steps because masks also 
 of probes and of rivals is limited by `PROBE_SHARE`.
 
 The price of a position is the number of tokens that the engine generates in the time that the position takes. The first
-positions of a step are nearly free, and sequences share them. A token is drafted, and a mask is placed, only if its
+positions of a step are cheap, and sequences share them. A token is drafted, and a mask is placed, only if its
 expected gain is at least its price.
 
 Requests that fix a block keep it. Requests that accept tokens without verification have answers that depend on the
@@ -218,7 +218,8 @@ class BlockChoice:
 
 def _price(ahead: AheadTime, num_seqs: int, rate: float) -> PositionPrice:
     """Return the price of the positions of each of `num_seqs` sequences that generate `rate` tokens/s together."""
-    return PositionPrice(max(LEAST_PRICE, ahead.position_s * rate), ahead.free // max(1, num_seqs))
+    tokens, cheap_tokens = (max(LEAST_PRICE, seconds * rate) for seconds in (ahead.position_s, ahead.cheap_s))
+    return PositionPrice(tokens, ahead.cheap // max(1, num_seqs), cheap_tokens)
 
 
 def _adapts(sequence: Sequence, acceptance: Acceptance) -> bool:

@@ -5,8 +5,8 @@ predict the time of a step with a block of 1. They are taken some steps apart: o
 seconds, and consecutive steps would make the kind that runs at that time look slower than the others.
 
 Times are not quite linear: a step waits for the weights, and its first positions are computed during the wait. So a
-second model is fitted to recent steps of one size. Drafts and masks add nothing up to a number of positions, and each
-further one adds the same time.
+second model is fitted to recent steps of one size. Drafts and masks add little up to a number of positions, and each
+further one adds more.
 """
 
 from collections import defaultdict, deque
@@ -18,9 +18,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-STEPS_PER_KIND = 12
-"""Number of steps that are kept for each kind."""
-STEPS_APART = 16
+STEPS_PER_KIND = 48
+"""Number of steps that are kept for each kind. With 12 the cost of a mask varied by a seventh from fit to fit."""
+STEPS_APART = 4
 """Minimum number of steps between two that are kept for a kind, once it has enough."""
 STEPS_KEPT = 16384
 """Number of steps, counted back from the latest, that a fit may use. Older steps are left out, because the load of the
@@ -37,10 +37,10 @@ Kinds of steps that are rare have too few times for interruptions to average out
 STEPS_OF_SIZE = 6
 """Minimum number of recent steps with drafts or masks, and of steps of the same size without, from which their cost is
 estimated."""
-FREE = (*range(9), *range(10, 17, 2), *range(20, 33, 4), *range(48, 129, 16))
-"""Numbers of positions that are tried as those that take no time."""
+CHEAP = (*range(9), *range(10, 17, 2), *range(20, 33, 4), *range(48, 129, 16))
+"""Numbers of positions that are tried as those that take less time."""
 AS_GOOD = 1.02
-"""Factor by which the error of a fit may exceed the smallest one, if fewer positions are free in it."""
+"""Factor by which the error of a fit may exceed the smallest one, if fewer positions are cheap in it."""
 LONGER = 2
 """Factor by which a step may exceed the bound of its time, because attention takes longer as contexts grow."""
 CLOCK_S = 1e-7
@@ -107,8 +107,11 @@ class AheadTime:
     plain: float = 1.0
     """Time of steps without drafts and masks, as a multiple of what the linear model predicts."""
     position_s: float
-    free: int = 0
-    """Number of drafts and masks in a step that take no time."""
+    """Seconds of each draft and mask after the first `cheap` ones of a step."""
+    cheap: int = 0
+    """Number of drafts and masks of a step that are computed while it waits for the weights."""
+    cheap_s: float = 0.0
+    """Seconds that each of them takes all the same."""
     masks_s: float = 0.0
     """Seconds added once if the step has masks."""
 
@@ -120,7 +123,8 @@ class AheadTime:
     def seconds(self, model: StepTime, num_seqs: int, kv_tokens: int, ahead: float, *, masks: bool) -> float:
         """Return the time of a step with `ahead` drafts and masks."""
         plain_s = self.plain * model.seconds(StepWork(num_seqs, num_seqs, kv_tokens))
-        return plain_s + self.position_s * max(0.0, ahead - self.free) + self.masks_s * masks
+        ahead_s = self.cheap_s * min(ahead, self.cheap) + self.position_s * max(0.0, ahead - self.cheap)
+        return plain_s + ahead_s + self.masks_s * masks
 
 
 class StepTimeFit:
@@ -231,12 +235,12 @@ def _fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTim
     plain_S = np.array([model.seconds(StepWork(work.num_seqs, work.num_seqs, work.kv_tokens)) for work, _ in steps])
     masks_S = np.array([work.masks > 0 for work, _ in steps])
     fits = []
-    for free in (free for free in FREE if free < ahead_S.max()):
-        work_S3 = np.column_stack([plain_S, (ahead_S - free).clip(0), masks_S])
+    for cheap in (cheap for cheap in CHEAP if cheap < ahead_S.max()):
+        work_S4 = np.column_stack([plain_S, ahead_S, (ahead_S - cheap).clip(0), masks_S])
         with suppress(RuntimeError):  # the solver may not converge
-            parts_3, usual_S = _usual(work_S3, seconds_S)
-            plain, position_s, masks_s = parts_3.tolist()
-            fitted = AheadTime(plain=plain, position_s=position_s, free=free, masks_s=masks_s)
+            parts_4, usual_S = _usual(work_S4, seconds_S)
+            plain, cheap_s, more_s, masks_s = parts_4.tolist()
+            fitted = AheadTime(plain=plain, position_s=cheap_s + more_s, cheap=cheap, cheap_s=cheap_s, masks_s=masks_s)
             fits.append((float(np.abs(usual_S / seconds_S - 1).mean()), fitted))
     if not fits:
         return AheadTime.linear(model)
