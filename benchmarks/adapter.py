@@ -19,10 +19,10 @@ and to a table next to it.
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ from benchmarks.peers.peer import PeerUnavailableError
 from mars_ray.adapter.card import read_adapter_card, resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.prompt_file import Conversation, read_prompts
+from mars_ray.data.dropped_records import MAX_DROPPED
+from mars_ray.data.records import Message
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import OfflineResult, decode_all, run_steps
 from mars_ray.engine.mode import Mode
@@ -56,6 +57,7 @@ from mars_ray.model.folder import open_model
 from mars_ray.model.resolve import model_label
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
+from pipelines import adapt
 
 SETTINGS = settings_of((Mode.EXACT, Mode.THRESHOLD), ADAPTER_THRESHOLDS)
 TEXT_ONLY = "exact without the adapter"
@@ -64,6 +66,8 @@ ROUND_PROMPTS = 10
 WARM_UP_PROMPTS = 3
 SPEED_TOKENS = 48
 ANSWERS_OF_A_CALLER = 3
+RECORDS_PER_QUESTION = 2
+"""Records that are read for each question, because some prompts are too long."""
 BATCH = 16
 PROMPT_TOKENS_MAX = 384
 MAX_TOKENS = {"general": 128, "reasoning": 192, "code": 256, "structure": 192}
@@ -143,8 +147,8 @@ def read_questions(arguments: argparse.Namespace, encoder: ChatEncoder) -> list[
     """Return the questions of a workload that have a short prompt."""
     count = max(arguments.prompts, arguments.rounds * ROUND_PROMPTS + ROUND_PROMPTS)
     if arguments.workload == "general":
-        texts = read_prompts(arguments.data / "instruct" / "val.jsonl.gz")
-        pairs: list[tuple[Conversation, Judge | None]] = [(first_question(text), None) for text in texts]
+        first = adapt.questions(arguments.data / "instruct" / "val.jsonl.gz", RECORDS_PER_QUESTION * count, MAX_DROPPED)
+        pairs: list[tuple[Sequence[Message], Judge | None]] = [(messages, None) for messages in first]
     else:
         if arguments.workload == "structure" and arguments.tasks is None:
             raise ConfigError("structure needs a file of tasks; name it with --tasks.")
@@ -156,11 +160,6 @@ def read_questions(arguments: argparse.Namespace, encoder: ChatEncoder) -> list[
         pairs = [(question.messages, partial(is_right, question)) for question in task.questions]
     candidates = (Question(tuple(encoder.prompt(messages)), judge) for messages, judge in pairs)
     return list(islice((question for question in candidates if len(question.prompt) <= PROMPT_TOKENS_MAX), count))
-
-
-def first_question(text: Conversation) -> Conversation:
-    """Return the messages before the first answer of the assistant."""
-    return tuple(takewhile(lambda message: message["role"] != "assistant", text))
 
 
 def quality(
