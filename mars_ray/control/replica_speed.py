@@ -78,7 +78,7 @@ def speed_of(states: Sequence[EngineState]) -> ReplicaSpeed | None:
 
 @lru_cache(maxsize=64)
 def _first_equal(speed: ReplicaSpeed) -> ReplicaSpeed:
-    """Return an equal speed of an earlier call if there is one, because some of its rates are computed already."""
+    """Return an equal speed of an earlier call if there is one, so that its rates are not computed again."""
     return speed
 
 

@@ -33,6 +33,7 @@ class PositionPrice:
     cheap: int = 0
     """Number of positions, counted from the first, that cost only `cheap_tokens`."""
     cheap_tokens: float = LEAST_PRICE
+    """Price of each of the first `cheap` positions, at most `tokens`."""
 
     def of_position(self, number: int) -> float:
         """Return the price of the position at index `number`."""

@@ -213,7 +213,7 @@ class AsyncEngine:
         self._order(SetThresholds(by_class))
 
     async def set_adapters(self, folders: Mapping[str, Path]) -> None:
-        """Have exactly the adapters in `folders`, keyed by name, and the one without a name, if any.
+        """Use exactly the adapters in `folders`, keyed by name, besides the one without a name, if there is one.
 
         New adapters are loaded next to the steps. New requests use them once all are loaded and fit the model. Requests
         that have begun keep their adapter. A folder whose files have changed counts as a new adapter. Raises

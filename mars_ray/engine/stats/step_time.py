@@ -188,7 +188,7 @@ class StepTimeFit:
 
 
 def fit(steps: list[StepWork], seconds_S: NDArray[np.float64]) -> StepTime:
-    """Fit a `StepTime` by non-negative least squares."""
+    """Fit a `StepTime` to steps and their times [S] in seconds, by non-negative least squares."""
     work_S5 = np.array(steps, dtype=float)
     prompt_S, masks_S = work_S5[:, 3], work_S5[:, 4]
     work_S7 = np.column_stack([np.ones(len(steps)), work_S5[:, :3], prompt_S > 0, prompt_S, masks_S > 0])
