@@ -34,8 +34,7 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.measure import machine
 from mars_ray.method.drafts import PositionPrice
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
-from mars_ray.model.dtype import resolve_dtype
-from mars_ray.model.folder import count_parameters
+from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import pin, resolve_model
 from mars_ray.program import run_program
 
@@ -149,7 +148,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder = resolve_model(arguments.model)
-    dtype = resolve_dtype("auto", count_parameters(folder), "cpu")
+    dtype = check_folder(folder).dtype
     quantize: Quantize | None = arguments.quantize
     encoder = ChatEncoder(load_checkpoint(folder).tokenizer)
     prompts = [tuple(encoder.prompt([{"role": "user", "content": f"Tell me of the number {n}."}])) for n in range(64)]

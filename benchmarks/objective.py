@@ -35,6 +35,7 @@ from mars_ray.method import tiles
 from mars_ray.method.heldout import HeldoutLookahead
 from mars_ray.method.streams import random_phases
 from mars_ray.model.checkpoint import load_model
+from mars_ray.model.dtype import Dtype, resolve_dtype
 from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.training.config import TrainConfig, parse_config
 from mars_ray.training.loop import TrainingRun, new_accelerator
@@ -137,7 +138,7 @@ def config_of(
             "batch_rows": BATCH_ROWS,
             "micro_rows": BATCH_ROWS,
         },
-        "compute": {"precision": model.dtype.name},
+        "compute": {"precision": precision_of(model)},
         "checkpoint_every": 10**6,
         "measure_every": max(1, steps // 5),
         "measure_rows": SELECTION_ROWS,
@@ -146,9 +147,14 @@ def config_of(
     return parse_config(fields, "benchmarks.objective")
 
 
+def precision_of(model: ResolvedModel) -> Dtype:
+    """Return the precision in which torch is fast with a model on this machine."""
+    return resolve_dtype("auto", model.parameters, "cpu").name
+
+
 def judged(arguments: argparse.Namespace, model: ResolvedModel, adapter: Path) -> HeldoutLookahead:
     """Measure an adapter on the held-out rows that did not choose it."""
-    network = load_model(model, attention="sdpa").network
+    network = load_model(model, dtype=getattr(torch, precision_of(model)), attention="sdpa").network
     network.set_attn_implementation(tiles.ATTENTION)
     lora = load_adapter(adapter, model.folder).lora
     AdapterLoss(network, lora, 1.0)
@@ -156,7 +162,7 @@ def judged(arguments: argparse.Namespace, model: ResolvedModel, adapter: Path) -
     numbers = range(SELECTION_ROWS, min(len(rows), SELECTION_ROWS + arguments.test_rows))
     selected = rows.rows(numbers)
     phase_RT = random_phases(selected, arguments.block, torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=model.dtype.name == "bfloat16"):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision_of(model) == "bfloat16"):
         return heldout_agreement(network, lora, mask_streams(selected, block=arguments.block, phase_RT=phase_RT))
 
 

@@ -45,7 +45,7 @@ Cpus = Annotated[float | None, typer.Option(help="CPUs and threads per worker. D
 Gpus = Annotated[float, typer.Option(help="GPUs per worker.")]
 Dtype = Annotated[
     DtypeOrAuto,
-    typer.Option(help="Weight format. 'auto': bfloat16 for large 16-bit checkpoints if the machine computes it fast."),
+    typer.Option(help="Weight format. 'auto': bfloat16 for large 16-bit checkpoints if this machine is fast with it."),
 ]
 QuantizeOption = Annotated[
     Quantize | None,

@@ -26,6 +26,7 @@ from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
 from mars_ray.model.checkpoint import load_model
 from mars_ray.model.digest import folder_digest
+from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import open_model
 from mars_ray.progress import ProgressLine
 
@@ -54,9 +55,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         settings = parse_settings({name: value for name, value in arguments.items() if name not in IGNORED_ARGUMENTS})
         self._settings = settings
         self._device = _device(settings.device)
-        self._model = open_model(settings.model, settings.dtype, torch.device(self._device).type)
-        self._dtype = self._model.dtype
-        self._checkpoint = load_model(self._model, device=self._device)
+        self._model = open_model(settings.model)
+        # Torch computes the likelihoods, so "auto" depends on torch's speed, not on that of the engine.
+        self._dtype = resolve_dtype(settings.dtype, self._model.parameters, torch.device(self._device).type)
+        self._checkpoint = load_model(self._model, dtype=getattr(torch, self._dtype.name), device=self._device)
         self.tokenizer = self._checkpoint.tokenizer
         if self.tokenizer.eos_token_id is None:
             raise ModelError(f"{settings.model}: the tokenizer has no end-of-sequence token, which likelihoods need.")

@@ -20,6 +20,9 @@ HALF = frozenset({"BF16", "F16"})
 CPU_INFO = Path("/proc/cpuinfo")
 FAST_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Flags in /proc/cpuinfo of CPUs that multiply in bfloat16; 'bf16' is the flag of ARM."""
+KERNEL_MODEL_TYPES = frozenset({"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"})
+"""Decoders, by the `model_type` of their configuration, that the engine's kernels compute (`engine/kernels`). Kernels
+unpack bfloat16 as they multiply, on every CPU. A step waits for the weights, which take half as long to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,14 @@ def check_dtype(dtype: object) -> None:
         raise ConfigError(f"dtype is {dtype!r}, must be {', '.join(known[:-1])} or {known[-1]}.")
 
 
-def resolve_dtype(dtype: DtypeOrAuto, parameters: Counter[str], device: str) -> ResolvedDtype:
-    """Return `dtype`, with "auto" resolved: bfloat16 for a large 16-bit checkpoint on a device that computes fast in
-    bfloat16, and float32 otherwise.
+def resolve_dtype(
+    dtype: DtypeOrAuto, parameters: Counter[str], device: str, model_type: str | None = None
+) -> ResolvedDtype:
+    """Return `dtype`, with "auto" resolved: bfloat16 for a large 16-bit checkpoint where that is fast, and float32
+    otherwise.
 
-    `parameters` are the numbers of parameters of each dtype in the checkpoint.
+    `parameters` are the numbers of parameters of each dtype in the checkpoint. `model_type` is that of the
+    configuration if the engine will run the model, and None if torch will, such as for training.
     """
     check_dtype(dtype)
     if dtype != "auto":
@@ -51,7 +57,7 @@ def resolve_dtype(dtype: DtypeOrAuto, parameters: Counter[str], device: str) -> 
         return ResolvedDtype("float32", "the dtype of the checkpoint")
     if total < LARGE:
         return ResolvedDtype("float32", f"bfloat16 gains nothing for {total / 1e6:,.1f} million parameters")
-    if device == "cpu" and not FAST_FLAGS & _cpu_flags():
+    if device == "cpu" and model_type not in KERNEL_MODEL_TYPES and not FAST_FLAGS & _cpu_flags():
         return ResolvedDtype("float32", "this processor does not multiply in bfloat16")
     return ResolvedDtype("bfloat16", f"the checkpoint has 16 bits, and the {device} is fast at it")
 

@@ -95,7 +95,7 @@ def check_folder(folder: Path, dtype: DtypeOrAuto = "auto", device: str = "cpu")
         config=config,
         tokenizer_is_custom=check_tokenizer(folder, config),
         card=read_card(folder),
-        dtype=resolve_dtype(dtype, parameters, device),
+        dtype=resolve_dtype(dtype, parameters, device, config.model_type),
         parameters=parameters,
     )
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mars_ray.engine.kernels.architectures import ARCHITECTURES
 from mars_ray.model import dtype
-from mars_ray.model.dtype import ResolvedDtype, resolve_dtype
+from mars_ray.model.dtype import KERNEL_MODEL_TYPES, ResolvedDtype, resolve_dtype
 from mars_ray.model.folder import WEIGHTS_FILE, count_parameters
 from mars_ray.model.resolve import resolve_model
 
@@ -69,6 +70,19 @@ def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
     assert resolve_dtype("bfloat16", parameters(tmp_path, torch.float32), "cpu") == ResolvedDtype(
         "bfloat16", "asked for"
     )
+
+
+@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.parametrize(("model_type", "expected"), [("qwen2", "bfloat16"), ("gpt2", "float32")])
+def test_the_engine_runs_bfloat16_on_every_processor_with_a_model_that_its_kernels_support(
+    model_type: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, tmp_path, SLOW)
+    assert resolve_dtype("auto", parameters(tmp_path, torch.bfloat16), "cpu", model_type).name == expected
+
+
+def test_the_model_types_of_the_kernels_are_those_of_their_architectures() -> None:
+    assert {network.config_class.model_type for network in ARCHITECTURES} == KERNEL_MODEL_TYPES
 
 
 @pytest.mark.usefixtures("small_is_large")
