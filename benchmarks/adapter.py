@@ -57,7 +57,7 @@ from mars_ray.model.folder import open_model
 from mars_ray.model.resolve import model_label
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
-from pipelines import adapt
+from pipelines.questions import questions
 
 SETTINGS = settings_of((Mode.EXACT, Mode.THRESHOLD), ADAPTER_THRESHOLDS)
 TEXT_ONLY = "exact without the adapter"
@@ -147,7 +147,7 @@ def read_questions(arguments: argparse.Namespace, encoder: ChatEncoder) -> list[
     """Return the questions of a workload that have a short prompt."""
     count = max(arguments.prompts, arguments.rounds * ROUND_PROMPTS + ROUND_PROMPTS)
     if arguments.workload == "general":
-        first = adapt.questions(arguments.data / "instruct" / "val.jsonl.gz", RECORDS_PER_QUESTION * count, MAX_DROPPED)
+        first = questions(arguments.data / "instruct" / "val.jsonl.gz", RECORDS_PER_QUESTION * count, MAX_DROPPED)
         pairs: list[tuple[Sequence[Message], Judge | None]] = [(messages, None) for messages in first]
     else:
         if arguments.workload == "structure" and arguments.tasks is None:

@@ -16,22 +16,15 @@ the adapter, `metrics.jsonl` has the metrics of each training step, and `evaluat
 
 import argparse
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import torch
 from transformers.utils import logging
 
 from mars_ray.adapter.card import read_adapter_card
-from mars_ray.chat.conversation import read_messages
 from mars_ray.data.dropped_records import MAX_DROPPED, DroppedRecords
-from mars_ray.data.prompt_file import raw_messages
-from mars_ray.data.record_file import check_source, read_records
-from mars_ray.data.records import Message, parse_object
-from mars_ray.errors import BadRecordError, RequestError
+from mars_ray.data.record_file import check_source
 from mars_ray.evaluation.calibration import CalibrateOptions, calibrate, print_curve
 from mars_ray.evaluation.prepare import EvaluateOptions
 from mars_ray.evaluation.ray_evaluate import evaluate
@@ -43,8 +36,8 @@ from mars_ray.training.ray_trainer import train
 from mars_ray.training.run_folder import RunFolder
 from pipelines.own_answers import own_answers
 from pipelines.pipeline_files import agree, write
+from pipelines.questions import questions, report_dropped
 
-RECORDS_AT_ONCE = 1024
 MAX_TOKENS = 256
 DECAY = 0.9
 """Weight of a mask relative to the mask before it."""
@@ -174,41 +167,6 @@ def own_conversations(model: str, source: Path, count: int, folder: Path, max_dr
 def line(fields: dict[str, object]) -> str:
     """Return a line of JSON."""
     return json.dumps(fields, ensure_ascii=False)
-
-
-def questions(source: Path, count: int, max_dropped: float) -> list[Sequence[Message]]:
-    """Return the messages before the first answer of the first `count` valid conversations.
-
-    Reports the records without such messages. Raises `DataError` if their share is above `max_dropped`.
-    """
-    prompts: list[Sequence[Message]] = []
-    dropped = DroppedRecords()
-    records = (raw for chunk in read_records(source, RECORDS_AT_ONCE) for raw in chunk)
-    for number, raw in enumerate(records, start=1):
-        try:
-            prompts.append(_question(raw))
-        except (BadRecordError, RequestError) as error:
-            dropped.add(str(error), number)
-        if len(prompts) == count:
-            break
-    report_dropped(source, len(prompts) + dropped.total, dropped, max_dropped)
-    return prompts
-
-
-def _question(raw: bytes) -> Sequence[Message]:
-    name, value = raw_messages(parse_object(raw))
-    messages = read_messages(value, name, answered=False)
-    prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
-    if not prompt or not prompt[-1]["content"].strip():
-        raise BadRecordError("it has no prompt before its first answer")
-    return prompt
-
-
-def report_dropped(source: Path, records: int, dropped: DroppedRecords, max_dropped: float) -> None:
-    """Print how many records were dropped. Raises `DataError` if their share is above `max_dropped`."""
-    dropped.check(str(source), records, max_dropped)
-    if dropped.total:
-        print(f"adapt: {dropped.summary(source.name, records)}", file=sys.stderr)
 
 
 if __name__ == "__main__":
