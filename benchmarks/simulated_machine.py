@@ -19,7 +19,8 @@ from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.engine.stats.profile import GRID, ProfilePoint
+from mars_ray.engine.stats.grid import GRID
+from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.errors import ModelError, RunError
 from mars_ray.load.plan import Texts, bundled_prompts

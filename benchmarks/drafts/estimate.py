@@ -29,7 +29,7 @@ from mars_ray.engine.drafting.estimate import CERTAIN, AcceptanceEstimate
 from mars_ray.engine.sampling.draft_choice import DraftChoice
 from mars_ray.engine.scheduling.sequence import Sequence as EngineSequence
 from mars_ray.engine.stats.block_choice import BlockChoice
-from mars_ray.engine.stats.profile import COMMON_DRAFTS
+from mars_ray.engine.stats.verified_drafts import COMMON_DRAFTS
 from mars_ray.measure import machine
 
 DEEPEST = 16.0
@@ -91,7 +91,7 @@ def by_confidence(drafts: MaskDrafts) -> list[float]:
 
 
 def by_table(learned: Sequence[MaskDrafts]) -> Estimate:
-    """Return the estimate of the block choice (see `engine/stats/profile`)."""
+    """Return the estimate of the block choice (see `engine/stats/verified_drafts`)."""
     expected: dict[int, float] = defaultdict(float)
     right: dict[int, int] = defaultdict(int)
     for drafts in learned:

@@ -4,7 +4,7 @@ from statistics import median_high
 
 from benchmarks.policy.simulation_pool import FLOOR, WINDOW_S, SimulationJob, SimulationPool
 from benchmarks.policy.tables import ORACLE
-from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.simulator import Simulation
 

@@ -28,7 +28,7 @@ from mars_ray.engine.core.load import best_device
 from mars_ray.engine.core.offline import OfflineResult, decode_all
 from mars_ray.engine.options import AtLeastOne, EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.errors import (
     BadRecordError,
     DataError,

@@ -14,8 +14,9 @@ from mars_ray.control.demand import ClassDemand
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.control.replica_speed import ReplicaSpeed
 from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.engine.stats.lookahead import look_ahead
-from mars_ray.engine.stats.profile import GRID, ProfilePoint
+from mars_ray.engine.stats.profile import ProfilePoint
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.engine.stats.step_time import StepTime
 

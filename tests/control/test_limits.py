@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.policies.policy import SURE_TOKENS, Bounds, bounds_of
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.grid import GRID
 from tests.control.control_samples import plan_of, profile
 
 

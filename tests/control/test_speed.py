@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mars_ray.control.cluster_load import DRAIN_S, sum_by_class
 from mars_ray.control.replica_speed import ReplicaSpeed, speed_of
-from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.engine.stats.step_time import StepTime, StepWork
 from tests.control.control_samples import (
     PROFILE,

@@ -10,7 +10,8 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import LOSSLESS, Acceptance, DecodeParams
 from mars_ray.engine.scheduling.sequence import Drafts, Sequence
 from mars_ray.engine.stats.block_choice import CHOOSE_EVERY, PROBE_EVERY, PROBE_SHARE, BlockChoice
-from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, Profile
+from mars_ray.engine.stats.mask_readings import CALIBRATED_FORWARDS
+from mars_ray.engine.stats.profile import FOLD_FORWARDS, Profile
 from mars_ray.engine.stats.step_time import FIRST_FIT, StepTimeFit, StepWork
 from mars_ray.method.drafts import PositionPrice
 from tests.engine.engine_parts import sequence_of

@@ -11,7 +11,7 @@ from mars_ray.engine.core import engine as engine_module
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
-from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.errors import ConfigError, PromptTooLongError, QueueFullError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
 from tests.factories.engine import MakeEngine, Output, request, run

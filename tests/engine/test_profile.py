@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mars_ray.engine.stats.profile import CALIBRATED_FORWARDS, FOLD_FORWARDS, GRID, HALF_LIFE, Profile
+from mars_ray.engine.stats.grid import GRID, HALF_LIFE
+from mars_ray.engine.stats.mask_readings import CALIBRATED_FORWARDS
+from mars_ray.engine.stats.profile import FOLD_FORWARDS, Profile
+from mars_ray.engine.stats.verified_drafts import VerifiedDrafts
 from mars_ray.method.drafts import PositionPrice
 
 BLOCK = 5
@@ -284,12 +287,12 @@ JUDGED = st.lists(
 def test_lenience_keeps_drafts_while_their_ratios_reach_the_threshold(
     forwards: list[list[tuple[float, float]]], used: float, asked: float
 ) -> None:
-    profile = Profile(BLOCK, lenient=True)
+    drafts = VerifiedDrafts(BLOCK - 1)
     for forward in forwards:
         ratios = [ratio for _, ratio in forward]
         short = next((count for count, ratio in enumerate(ratios, start=1) if ratio < used), len(ratios))
-        profile.observe_drafts([sure for sure, _ in forward], ratios[:short])
-    profile.points()  # folds
+        drafts.observe(0, [sure for sure, _ in forward], ratios[:short], ends=False)
+    drafts.fold()
     kept = np.zeros(BLOCK - 1)
     for forward in forwards:
         chance, judged = 1.0, True
@@ -297,7 +300,7 @@ def test_lenience_keeps_drafts_while_their_ratios_reach_the_threshold(
             chance *= (ratio >= asked) if judged else sure
             judged = judged and ratio >= used
             kept[mask] += chance
-    assert profile._right_GK[GRID.index(asked)] == pytest.approx(kept, abs=1e-9)
+    assert drafts.right_GK[GRID.index(asked)] == pytest.approx(kept, abs=1e-9)
 
 
 def test_with_lenience_sure_masks_are_drafts_at_every_threshold() -> None:

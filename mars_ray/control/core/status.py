@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.overrides import Override
-from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.engine.stats.state import EngineState
 
 

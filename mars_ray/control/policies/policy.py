@@ -19,7 +19,8 @@ from typing import Generic, TypeVar
 
 from mars_ray.control.cluster_load import ClusterLoad
 from mars_ray.control.control_settings import ControlPlan
-from mars_ray.engine.stats.profile import GRID, ProfilePoint
+from mars_ray.engine.stats.grid import GRID
+from mars_ray.engine.stats.profile import ProfilePoint
 
 SURE_TOKENS = 200.0
 """Minimum number of audited tokens for an audit to count."""

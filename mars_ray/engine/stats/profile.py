@@ -4,43 +4,28 @@ Four kinds of observations are used: confidences at masks, outcomes of verificat
 audit compares tokens accepted at masks with the model's own choice one forward later. Observing needs no extra forward,
 and a step only appends its observations to lists.
 
-A block of size b has b - 1 masks. Letters: G thresholds of the grid, K masks, B = K + 1 block sizes, F observed
-forwards.
+A block of size b has b - 1 masks. Letters: K masks, B = K + 1 block sizes.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul, neg
+from operator import neg
 from typing import Annotated
 
 import numpy as np
 
+from mars_ray.engine.stats.audits import Audits
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.engine.stats.lookahead import Floats, Lookahead, interpolate, look_ahead
+from mars_ray.engine.stats.mask_readings import CALIBRATED_FORWARDS, MaskReadings
+from mars_ray.engine.stats.mask_rows import MaskRows
+from mars_ray.engine.stats.text_gain import TextGain
+from mars_ray.engine.stats.verified_drafts import VerifiedDrafts
 from mars_ray.method.drafts import DRAFT_POSITIONS, PositionPrice
-
-GRID = (1.0, 0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Thresholds on the probability. At 1 only the model's own choices are kept."""
-
-HALF_LIFE = 4096
-"""Number of forwards after which the weight of an observation has halved."""
-
-CALIBRATED_FORWARDS = 32
-"""Weight of the calibration in forwards. It is low, so that observations soon outweigh the calibration. Without a
-calibration, a profile is unknown until it has observed this many forwards."""
-
-KEEP_ROWS = 0.5 ** (1 / 1024)
-"""Factor by which a new observation of the layout of mask rows, or of the gain from text, decays the earlier ones. Both
-change with load."""
 
 FOLD_FORWARDS = 128
 """Number of forwards whose observations are added to the means in one go, once the profile is not unknown."""
-
-COMMON_DRAFTS = 4.0
-"""The share of right drafts at one mask is estimated as if this many drafts had the mean over all masks, because the
-last masks give few drafts of their own."""
 
 Share = Annotated[float, "from 0 to 1"]
 """A share of something, which is at most 1."""
@@ -84,44 +69,12 @@ class Profile:
         """
         masks = block - 1
         self._masks = masks
-        self._lenient = lenient
-        self._looks: list[tuple[int, list[float], PositionPrice, bool]] = []
-        self._audits: list[tuple[float, list[float], list[bool]]] = []
-        self._verified: list[tuple[int, list[float], list[float], bool]] = []
-        self._looked_K: Floats = np.zeros(masks)
-        """Forwards whose k-th mask was read."""
-        self._accepted_GK: Floats = np.zeros((len(GRID), masks))
-        """Forwards in which the k-th mask and all masks before it pass the threshold."""
-        self._drafted_GK: Floats = np.zeros((len(GRID), masks))
-        """Forwards in which the k-th mask gives a draft, because it or a mask before it falls short."""
-        self._likely_GK: Floats = np.zeros((len(GRID), masks))
-        """Expected number of drafts, judging by confidences, that are right along with all drafts before them."""
-        self._ended_GK: Floats = np.zeros((len(GRID), masks))
-        """Expected number of forwards that read the k-th mask and whose drafts are all right and reach a stop token,
-        so that one more forward without masks verifies them."""
-        self._all_right_G: Floats = np.zeros(len(GRID))
-        """Expected number of forwards whose drafts are all right."""
-        self._drafting_G: Floats = np.zeros(len(GRID))
-        """Forwards that give at least one draft."""
-        self._expected_K: Floats = np.zeros(masks)
-        """Expected number of right drafts, like `_likely_GK`, among the drafts that were verified."""
-        self._right_GK: Floats = np.zeros((len(GRID), masks))
-        """Verified drafts that are right, or kept, along with all drafts before them."""
-        self._expected_whole = 0.0
-        """Verifications in which all drafts were expected to be right."""
-        self._right_whole_G: Floats = np.zeros(len(GRID))
-        """Verifications in which all drafts are right, or kept."""
-        self._surprised = self._void = 0.0
-        """Forwards that found a wrong draft, and how many of these had no masks after the last right draft."""
-        self._drafts = self._rows = 0.0
-        """Verified drafts, and the masks that they added, the latter as fractions of the longest row."""
-        self._text_forwards = 0.0
-        """Forwards whose drafts could come from text."""
-        self._text_2, self._replaced_2 = np.zeros(2), np.zeros(2)
-        """Tokens gained and positions taken by drafts from text, and by the drafts from masks that they replaced."""
-        self._audited_G: Floats = np.zeros(len(GRID))
-        self._agreed_G: Floats = np.zeros(len(GRID))
-        self._begin(calibration or {})
+        self._readings = MaskReadings(masks, lenient=lenient)
+        self._verified = VerifiedDrafts(masks)
+        self._rows = MaskRows()
+        self._text = TextGain()
+        self._audits = Audits()
+        self._readings.calibrate(calibration or {})
 
     @property
     def block(self) -> int:
@@ -131,49 +84,26 @@ class Profile:
     @property
     def lenient(self) -> bool:
         """Whether thresholds apply to drafts."""
-        return self._lenient
+        return self._readings.lenient
 
     def widen(self, block: int, calibration: Mapping[float, tuple[float, float]], *, lenient: bool) -> None:
         """Observe blocks of up to `block` tokens, too. A profile without observations starts from `calibration`."""
         if block > self.block:
             self._fold()
-            self._lenient = lenient
-            more = block - self.block
-            self._looked_K, self._expected_K = (
-                np.pad(counts_K, (0, more)) for counts_K in (self._looked_K, self._expected_K)
-            )
-            self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK, self._right_GK = (
-                np.pad(counts_GK, ((0, 0), (0, more)))
-                for counts_GK in (self._accepted_GK, self._drafted_GK, self._likely_GK, self._ended_GK, self._right_GK)
-            )
             self._masks = block - 1
-        if not self.forwards and not self._looks:
-            self._begin(calibration)
+            self._readings.widen(self._masks, lenient=lenient)
+            self._verified.widen(self._masks)
+        if not self.forwards and not self._readings.new:
+            self._readings.calibrate(calibration)
 
     def forget(self, calibration: Mapping[float, tuple[float, float]]) -> None:
         """Forget all observations and start again from `calibration`."""
-        Profile.__init__(self, self.block, calibration, lenient=self._lenient)
-
-    def _begin(self, calibration: Mapping[float, tuple[float, float]]) -> None:
-        """Start from a calibration. Its tokens at masks count as right drafts at threshold 1 and with lenience, and as
-        accepted elsewhere.
-        """
-        if not calibration or not self._masks:
-            return
-        calibrated = sorted((threshold, tokens) for threshold, (tokens, _) in calibration.items())
-        thresholds, tokens = zip(*calibrated, strict=True)
-        tokens_G = np.interp(GRID, thresholds, tokens)
-        gained_GK = CALIBRATED_FORWARDS * np.array([_geometric(tokens, self._masks) for tokens in tokens_G])
-        self._looked_K += CALIBRATED_FORWARDS
-        drafting = len(GRID) if self._lenient else 1
-        self._accepted_GK[drafting:] = gained_GK[drafting:]
-        self._drafted_GK[:drafting] = gained_GK[:drafting]
-        self._likely_GK[:drafting] = gained_GK[:drafting]
+        Profile.__init__(self, self.block, calibration, lenient=self.lenient)
 
     @property
     def forwards(self) -> float:
         """Decayed number of observed forwards."""
-        return float(self._looked_K.max(initial=0))
+        return self._readings.forwards
 
     @property
     def unknown(self) -> bool:
@@ -187,9 +117,9 @@ class Profile:
         ends the sequence. In that case `confidences` ends with the stop token, and is empty if the stop token is the
         autoregressive token.
         """
-        self._looks.append((looked, confidences, price, ends))
-        looks = len(self._looks)
-        if looks >= FOLD_FORWARDS or (looks >= CALIBRATED_FORWARDS and self.unknown):
+        self._readings.observe(looked, confidences, price, ends)
+        new = self._readings.new
+        if new >= FOLD_FORWARDS or (new >= CALIBRATED_FORWARDS and self.unknown):
             self._fold()
 
     def observe_drafts(
@@ -200,25 +130,18 @@ class Profile:
         `ratios` are those of the drafts up to the first that was not kept: 1 for a right one (see `Verification`).
         `ends` means that the last draft is a stop token.
         """
-        self._verified.append((after, confidences, ratios, ends))
+        self._verified.observe(after, confidences, ratios, ends)
 
     def observe_rows(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
         """Record the lengths of a forward's mask rows, whether a row was read, and whether a draft was wrong."""
-        if drafts := len(masks) - 1:
-            self._drafts = KEEP_ROWS * self._drafts + drafts
-            self._rows = KEEP_ROWS * self._rows + (sum(masks) / max(masks) - 1)
-        if surprised:
-            self._surprised = KEEP_ROWS * self._surprised + 1
-            self._void = KEEP_ROWS * self._void + (not read)
+        self._rows.observe(masks, read=read, surprised=surprised)
 
     def observe_text(self, drafts: int, right: int, replaced: Sequence[float]) -> None:
         """Record a forward with `drafts` drafts from text, perhaps 0, of which the first `right` were right.
 
         `replaced` are the probabilities of the drafts from masks that the text replaced.
         """
-        self._text_forwards = KEEP_ROWS * self._text_forwards + 1
-        self._text_2 = KEEP_ROWS * self._text_2 + (right, drafts)
-        self._replaced_2 = KEEP_ROWS * self._replaced_2 + (sum(accumulate(replaced, mul)), len(replaced))
+        self._text.observe(drafts, right, replaced)
 
     def observe_audit(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
         """Record which tokens kept because of the threshold are `right`, i.e. equal the model's own choice.
@@ -226,7 +149,7 @@ class Profile:
         Tokens after a wrong draft are not judged. `confidences` were measured at acceptance; for drafts kept by
         lenience they are the ratios. The audit counts for `threshold` and all higher thresholds.
         """
-        self._audits.append((threshold, confidences, right))
+        self._audits.observe(threshold, confidences, right)
 
     def lookahead(self, threshold: float) -> Lookahead:
         """Return the gain and the cost of each block at a threshold, interpolated linearly over the grid."""
@@ -248,121 +171,37 @@ class Profile:
             lookahead = self._at(number)
             tokens = float(lookahead.tokens_B[-1])
             # Without lenience tokens from text are the model's own choice, as is the first token of a forward.
-            ahead = (tokens if self._lenient else float(self._masks_at(number).tokens_B[-1])) - 1
-            audited = float(self._audited_G[number])
+            ahead = (tokens if self.lenient else float(self._masks_at(number).tokens_B[-1])) - 1
+            audited = float(self._audits.audited_G[number])
             agreement = None
             if threshold >= 1:
                 agreement = 1.0
             elif audited > 0:
-                agreement = 1 - (1 - float(self._agreed_G[number]) / audited) * ahead / tokens
+                agreement = 1 - (1 - float(self._audits.agreed_G[number]) / audited) * ahead / tokens
             by_block = tuple(lookahead.tokens_B.tolist()), tuple(lookahead.positions_B.tolist())
             curve.append(ProfilePoint(threshold, *by_block, agreement, audited))
         return tuple(curve)
 
     def _at(self, number: int) -> Lookahead:
         ahead = self._masks_at(number)
-        text_2, replaced_2 = (gain_2 / max(1.0, self._text_forwards) for gain_2 in (self._text_2, self._replaced_2))
-        # Without masks there are no drafts from masks to replace.
-        text_2B = text_2[:, None] - np.outer(replaced_2, np.arange(self.block) > 0)
+        text_2B = self._text.by_block(self.block)
         return Lookahead(ahead.tokens_B + text_2B[0], ahead.positions_B + text_2B[1])
 
     def _masks_at(self, number: int) -> Lookahead:
-        return look_ahead(*self._shares(number), rows_per_draft=self._rows / self._drafts if self._drafts else 0.0)
+        return look_ahead(*self._shares(number), rows_per_draft=self._rows.per_draft)
 
     def _shares(self, number: int) -> tuple[Floats, Floats, Floats]:
         """Return the shares of forwards that accept, draft, and draft correctly at each mask (see `look_ahead`)."""
-        common = (self._right_GK[number].sum() + 1) / (self._expected_K.sum() + 1)
-        truth_K = (self._right_GK[number] + COMMON_DRAFTS * common) / (self._expected_K + COMMON_DRAFTS)
-        whole = (self._right_whole_G[number] + 1) / (self._expected_whole + 1)
-        surprises = max(0.0, self._drafting_G[number] - whole * self._all_right_G[number])
-        void = surprises * (self._void / self._surprised if self._surprised else 0.0)
-        forwards_K = np.maximum(self._looked_K + whole * self._ended_GK[number] + void, 1e-9)
-        drafted_K = self._drafted_GK[number] / forwards_K
-        right_K = np.minimum(self._likely_GK[number] / forwards_K * truth_K, drafted_K)
-        return self._accepted_GK[number] / forwards_K, drafted_K, right_K
+        readings = self._readings
+        whole = self._verified.truth_of_whole(number)
+        surprises = max(0.0, readings.drafting_G[number] - whole * readings.all_right_G[number])
+        unread = surprises * self._rows.unread
+        forwards_K = np.maximum(readings.looked_K + whole * readings.ended_GK[number] + unread, 1e-9)
+        drafted_K = readings.drafted_GK[number] / forwards_K
+        right_K = np.minimum(readings.likely_GK[number] / forwards_K * self._verified.truth(number), drafted_K)
+        return readings.accepted_GK[number] / forwards_K, drafted_K, right_K
 
     def _fold(self) -> None:
-        if self._looks:
-            self._fold_looks()
-        if self._verified:
-            self._fold_verified()
-        if self._audits:
-            self._fold_audits()
-
-    def _fold_looks(self) -> None:
-        looks, self._looks = self._looks, []
-        keep, masks_K = 0.5 ** (len(looks) / HALF_LIFE), np.arange(self._masks)
-        # Masks that were not fed, or that follow a stop token, count as below every threshold.
-        sure_FK = np.array([(sure + [-1.0] * self._masks)[: self._masks] for _, sure, *_ in looks])
-        looked_FK = masks_K < np.array([[looked] for looked, *_ in looks])
-        prices = {price: [*map(price.of_draft, range(self._masks))] for price in {price for _, _, price, _ in looks}}
-        price_FK = np.array([prices[price] for _, _, price, _ in looks])
-        last_FK = masks_K == np.array([[len(sure) - 1 if ends else self._masks] for _, sure, _, ends in looks])
-        # No confidence reaches 2, so threshold 1 accepts nothing, and lenience never does.
-        grid_G11 = np.array([2.0] * len(GRID) if self._lenient else [2.0, *GRID[1:]])[:, None, None]
-        accepted_GFK = np.minimum.accumulate(sure_FK, axis=1) >= grid_G11
-        right_GFK = np.where(accepted_GFK, 1.0, sure_FK.clip(0)).cumprod(axis=2)
-        # Drafting stops at the first draft whose probability of being right is below the price. A draft that is a stop
-        # token counts as the autoregressive token of the last forward.
-        number_GFK = (masks_K - accepted_GFK.sum(axis=2, keepdims=True)).clip(0)
-        price_GFK = np.take_along_axis(price_FK[None], number_GFK, axis=2)
-        reaches_GFK = ~accepted_GFK & (right_GFK >= price_GFK) & (sure_FK >= 0)
-        drafted_GFK = reaches_GFK & ~last_FK
-        all_right_GFK = right_GFK * (reaches_GFK & ~np.pad(reaches_GFK[..., 1:], ((0, 0), (0, 0), (0, 1))))
-        for counts, observed in (
-            (self._looked_K, looked_FK.sum(axis=0)),
-            (self._accepted_GK, accepted_GFK.sum(axis=1)),
-            (self._drafted_GK, drafted_GFK.sum(axis=1)),
-            (self._likely_GK, (drafted_GFK * right_GFK).sum(axis=1)),
-            (self._ended_GK, (all_right_GFK * last_FK).sum(axis=2) @ looked_FK.astype(int)),
-            (self._all_right_G, all_right_GFK.sum(axis=(1, 2))),
-            (self._drafting_G, reaches_GFK.any(axis=2).sum(axis=1)),
-        ):
-            counts *= keep
-            counts += observed
-
-    def _fold_verified(self) -> None:
-        verified, self._verified = self._verified, []
-        keep, masks_K = 0.5 ** (len(verified) / HALF_LIFE), np.arange(self._masks)
-        sure_FK = np.array(
-            [([1.0] * after + sure + [0.0] * self._masks)[: self._masks] for after, sure, *_ in verified]
-        )
-        after_F1 = np.array([[after] for after, *_ in verified])
-        ratio_FK = np.array(
-            [([1.0] * after + ratios + [math.nan] * self._masks)[: self._masks] for after, _, ratios, _ in verified]
-        )
-        # Drafts after one that was not kept are not judged. Where a threshold keeps that one, their confidences tell.
-        grid_G11 = np.array(GRID)[:, None, None]
-        kept_GFK = np.where(np.isnan(ratio_FK), sure_FK, ratio_FK >= grid_G11).cumprod(axis=2)
-        # A draft that is a stop token counts as the autoregressive token of the forward that verifies it.
-        end_F1 = np.array([[after + len(sure) - ends] for after, sure, _, ends in verified])
-        is_draft_FK = (masks_K >= after_F1) & (masks_K < end_F1)
-        self._expected_K = keep * self._expected_K + (is_draft_FK * sure_FK.cumprod(axis=1)).sum(axis=0)
-        self._right_GK = keep * self._right_GK + (is_draft_FK * kept_GFK).sum(axis=1)
-        self._expected_whole = keep * self._expected_whole + sum(math.prod(sure) for _, sure, *_ in verified)
-        last_F = [min(after + len(sure), self._masks) - 1 for after, sure, *_ in verified]
-        self._right_whole_G = keep * self._right_whole_G + kept_GFK[:, range(len(last_F)), last_F].sum(axis=1)
-
-    def _fold_audits(self) -> None:
-        audits, self._audits = self._audits, []
-        keep = 0.5 ** (len(audits) / HALF_LIFE)
-        self._audited_G *= keep
-        self._agreed_G *= keep
-        grid_G1 = np.array(GRID)[:, None]
-        for threshold, confidences, right in audits:
-            judged = min(len(confidences), len(right))
-            least_J = np.minimum.accumulate(np.array(confidences[:judged], dtype=float))
-            counts_GJ = (least_J >= grid_G1) & (grid_G1 >= threshold)
-            self._audited_G += counts_GJ.sum(axis=1)
-            self._agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
-
-
-def _geometric(tokens_per_forward: float, masks: int) -> Floats:
-    """Return acceptance shares [masks] that form a geometric series with the sum `tokens_per_forward` - 1."""
-    from scipy.optimize import brentq  # takes half a second, and gateways, decoders and controllers do not need it
-
-    gained = min(max(tokens_per_forward - 1, 0.0), float(masks))
-    powers_K = np.arange(1, masks + 1)
-    part = brentq(lambda part: float((part**powers_K).sum()) - gained, 0.0, 1.0)
-    shares: Floats = part**powers_K
-    return shares
+        self._readings.fold()
+        self._verified.fold()
+        self._audits.fold()

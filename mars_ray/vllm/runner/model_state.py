@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
-from mars_ray.engine.stats.profile import GRID
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.vllm.forward_log import ForwardLog
 from mars_ray.vllm.lookahead_counters import LookaheadCounters
 from mars_ray.vllm.request_lookahead import class_index, lookahead_of
