@@ -6,8 +6,7 @@ Never: ignores a field that would change the answer; the error that refuses such
 
 Names and meanings are those of the OpenAI API reference, spelt as in the types of the `openai` package. `top_k`,
 `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids` and `thinking_token_budget` are vLLM's
-extensions. `threshold`,
-`threshold_floor`, `mode` and `block` are ours.
+extensions. Those of `LookaheadFields` are ours.
 """
 
 from collections.abc import Mapping, Set
@@ -140,7 +139,24 @@ def supported_fields(value: Any, ignored: Set[str], neutral: Mapping[str, tuple[
     return kept
 
 
-class GenerateRequest(RequestBody):
+class LookaheadFields(RequestBody):
+    """How far an answer looks ahead. All APIs take these fields."""
+
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """What a token ahead must reach to be kept, for this request only."""
+    threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Lowest threshold allowed for this request, which otherwise follows the server's threshold."""
+    mode: Literal["ar", "threshold", "exact"] | None = None
+    block: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Maximum number of tokens proposed per forward; None lets the engine choose."""
+
+    @property
+    def lookahead(self) -> dict[str, Any]:
+        """The values of these fields by name."""
+        return {name: getattr(self, name) for name in LookaheadFields.model_fields}
+
+
+class GenerateRequest(LookaheadFields):
     """Fields that chat and completion requests share. `translate` checks limits and whatever depends on the model."""
 
     model: ModelName = None
@@ -166,11 +182,6 @@ class GenerateRequest(RequestBody):
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     """vLLM's field: number of most likely tokens to list at each token of the prompt, besides that token."""
     response_format: ResponseFormat = TextFormat(type="text")
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """What a token ahead must reach to be kept, for this request only."""
-    threshold_floor: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Lowest threshold allowed for this request, which otherwise follows the server's threshold."""
-    mode: Literal["ar", "threshold", "exact"] | None = None
     service_tier: str | None = None
     """OpenAI's `flex` lets a request wait for spare capacity: it joins the class `batch`, if the operator has defined
     one."""
@@ -178,8 +189,6 @@ class GenerateRequest(RequestBody):
     prompt_cache_key: str | None = None
     """Requests of a caller with the same key prefer the same engine, which has their common beginning cached. Without
     a key, those do whose conversations begin alike, up to the first message of the user."""
-    block: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Maximum number of tokens proposed per forward; None lets the engine choose."""
 
     @model_validator(mode="before")
     @classmethod

@@ -41,8 +41,8 @@ def test_where_no_answer_could_be_verified_agreement_counts(tmp_path: Path) -> N
     assert [floor(folder, loss) for loss in (0.0, 0.01, 0.03, 0.05)] == [0.95, 0.9, 0.85, 0.8]
 
 
-def test_without_a_bound_or_without_calibration_the_usual_floor_holds(tmp_path: Path) -> None:
-    assert floor(tmp_path, 0.05) == floor(tmp_path, None) == FLOOR
+def test_without_a_bound_the_usual_floor_holds(tmp_path: Path) -> None:
+    assert floor(tmp_path, None) == FLOOR
     assert floor(calibrated(tmp_path, accuracy=True), None) == FLOOR
 
 
@@ -51,7 +51,8 @@ def test_no_floor_is_above_the_threshold_of_the_job(tmp_path: Path) -> None:
 
 
 def test_without_a_deadline_the_threshold_stays(tmp_path: Path) -> None:
-    plan = batch_plan(read_card(tmp_path), threshold=0.97, deadline_s=None, max_quality_loss=0.01)
+    card = read_card(calibrated(tmp_path, accuracy=True))
+    plan = batch_plan(card, threshold=0.97, deadline_s=None, max_quality_loss=0.01)
     assert (plan.settings.policy, plan.ceiling) == ("fixed", 0.97)
 
 
@@ -70,6 +71,7 @@ def test_a_job_of_minutes_comes_back_sooner_than_one_of_hours(tmp_path: Path) ->
         (float("nan"), None, "deadline is nan s"),
         (60.0, 1.5, r"max_quality_loss is 1.5, must be 0 to 1."),
         (None, float("nan"), r"max_quality_loss is nan"),
+        (None, 0.01, r"max_quality_loss is 0.01, but .* has no calibration"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

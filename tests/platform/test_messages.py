@@ -67,6 +67,13 @@ def test_an_answer_is_that_of_chat_completions(client: Anthropic, plain: httpx2.
     assert (prompt_tokens, message.usage.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
 
 
+def test_a_request_may_set_its_threshold(client: Anthropic) -> None:
+    answer = client.messages.with_raw_response.create(**PLAIN, extra_body={"threshold": 0.6})
+    assert answer.headers["x-mars-threshold"] == "0.6"
+    with pytest.raises(anthropic.BadRequestError, match="threshold or threshold_floor, not both"):
+        client.messages.create(**PLAIN, extra_body={"threshold": 0.6, "threshold_floor": 0.5})
+
+
 @pytest.mark.parametrize(
     ("fields", "stop_reason", "stop_sequence"),
     [

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jsonschema
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types import shared_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
@@ -68,6 +68,19 @@ def test_an_answer_is_that_of_chat_completions(client: OpenAI) -> None:
     usage = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=60).usage  # type: ignore[arg-type]
     assert response.usage and usage
     assert (response.usage.input_tokens, response.usage.output_tokens) == (usage.prompt_tokens, usage.completion_tokens)
+
+
+def test_a_request_may_set_its_threshold(client: OpenAI) -> None:
+    answer = client.responses.with_raw_response.create(**PLAIN, extra_body={"threshold": 0.6})
+    assert answer.headers["x-mars-threshold"] == "0.6"
+    with pytest.raises(BadRequestError, match="threshold or threshold_floor, not both"):
+        client.responses.create(**PLAIN, extra_body={"threshold": 0.6, "threshold_floor": 0.5})
+
+
+def test_the_fields_of_ours_mean_what_they_mean_in_a_chat_request() -> None:
+    ours = {"threshold_floor": 0.5, "mode": "exact", "block": 3}
+    request = chat_request_of(ResponsesRequest.model_validate(PLAIN | ours))
+    assert {name: getattr(request, name) for name in ours} == ours
 
 
 def test_of_allowed_tools_only_those_are_called(client: OpenAI) -> None:

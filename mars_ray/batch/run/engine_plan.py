@@ -101,13 +101,18 @@ def batch_plan(
     """Return the settings of a job's controller, which keeps `threshold` unless there is a deadline.
 
     Without `max_quality_loss`, the calibrated bounds apply, or the default floor if the model was never calibrated.
-    Raises `ConfigError` for a value out of range.
+    Raises `ConfigError` for a value out of range, and for a `max_quality_loss` without a calibration.
     """
     if deadline_s is not None and not 0 < deadline_s < float("inf"):
         raise ConfigError(f"deadline is {deadline_s} s, must be more than 0.")
     if max_quality_loss is not None and not 0 <= max_quality_loss <= 1:
         raise ConfigError(f"max_quality_loss is {max_quality_loss}, must be 0 to 1.")
     points = card.calibration if card else ()
+    if max_quality_loss is not None and not points:
+        raise ConfigError(
+            f"max_quality_loss is {max_quality_loss}, but the model has no calibration, which says what a threshold "
+            "loses. Run `mars-ray calibrate` first, or leave the limit out."
+        )
     accuracy = accuracies(points)
     settings: dict[str, object] = {"policy": "fixed"}
     if deadline_s is not None:
@@ -118,7 +123,7 @@ def batch_plan(
         settings["max_accuracy_loss"] = max_quality_loss
         if not accuracy:  # count every token that differs from autoregressive decoding as a loss
             settings["min_agreement"] = 1 - max_quality_loss
-        floor = min([threshold, *(point.threshold for point in points)]) if points else None
+        floor = min(threshold, *(point.threshold for point in points))
     return ControlPlan(
         settings=ControlSettings.model_validate(settings),
         ceiling=threshold,

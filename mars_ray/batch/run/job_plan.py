@@ -5,7 +5,7 @@ An input is refused if none of its first rows can be answered.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -24,8 +24,10 @@ from mars_ray.data.input_file import InputFile
 from mars_ray.data.records import parse_object
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.grammar.library import check_grammar
+from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import (
     BadRecordError,
+    ConfigError,
     DataError,
     EmptyDataError,
     PromptTooLongError,
@@ -125,6 +127,7 @@ def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> Jo
         raise EmptyDataError(f"{', '.join(str(file.path) for file in job_input.files)} holds no rows.")
     openai = is_openai_batch(first)
     if openai:
+        _refuse_unused(options)
         job_input = job_input.without_partitions()
     row_format: RowFormatSettings
     if openai:
@@ -155,6 +158,20 @@ def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> Jo
     return JobPlan(options=options, input=job_input, engines=engines, row_format=row_format, settings=settings)
 
 
+def _refuse_unused(options: GenerateOptions) -> None:
+    """Raise `ConfigError` if an option is set that OpenAI batch files do not use."""
+    usual = SamplingParams()
+    unused = [name for name in ("template", "prompt_column", "trace") if getattr(options, name)]
+    unused += [
+        field.name for field in fields(usual) if getattr(options.sampling, field.name) != getattr(usual, field.name)
+    ]
+    if unused:
+        raise ConfigError(
+            f"{', '.join(unused)}: the input is an OpenAI batch file, whose rows hold the parameters of their answers "
+            "in `body`. Set them there, and leave the options out."
+        )
+
+
 def _rows(files: Sequence[InputFile]) -> Iterator[bytes]:
     """Yield the rows one by one, without reading ahead."""
     return (raw for file in files for [raw] in file.read(1))
@@ -165,8 +182,8 @@ def _flat(row_format: RowFormatSettings) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     nested = [("", TypeAdapter[Any](type(row_format)).dump_python(row_format, mode="json"))]
     while nested:
-        prefix, fields = nested.pop()
-        for name, value in fields.items():
+        prefix, values = nested.pop()
+        for name, value in values.items():
             if isinstance(value, dict) and value:
                 nested.append((f"{prefix}{name}.", value))
             else:

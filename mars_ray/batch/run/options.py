@@ -61,7 +61,7 @@ class GenerateOptions:
     adapter: Name | None = None
     """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling parameters for rows that do not set them. They are ignored for OpenAI batch files."""
+    """Sampling parameters for rows that do not set them. OpenAI batch files set their own, so they refuse others."""
     sampling_of_model: bool = False
     """Take temperature, top_p, top_k and repetition penalty from the model's generation_config.json."""
     decode: DecodeParams = field(default_factory=DecodeParams)

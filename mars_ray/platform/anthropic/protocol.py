@@ -28,6 +28,7 @@ from mars_ray.chat.request_body import (
 )
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.protocol import LookaheadFields
 
 NO_THREADS = "thread_unsupported_request"
 """Code of the error that makes Anthropic's client send all messages again, without a thread."""
@@ -248,7 +249,7 @@ class CountTokensRequest(RequestBody):
         return kept
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, LookaheadFields):
     """Body of `/v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1)]

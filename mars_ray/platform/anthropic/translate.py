@@ -76,6 +76,7 @@ def chat_request(body: CountTokensRequest, *, reasons: bool) -> ChatCompletionRe
             "top_p": body.top_p,
             "top_k": body.top_k,
         }
+        | body.lookahead
     )
 
 

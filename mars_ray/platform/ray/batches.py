@@ -14,7 +14,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from mars_ray.control.cluster_load import Backlog
-from mars_ray.control.core.ray_controller import RayController
 from mars_ray.errors import MarsRayError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.platform.batches.batch_store import Stores
@@ -22,6 +21,7 @@ from mars_ray.platform.batches.row_caller import make_batch_runner
 from mars_ray.platform.platform_config import PlatformConfig
 from mars_ray.platform.ray.actors import RayResponseStore
 from mars_ray.platform.ray.gateway import make_meter, make_models
+from mars_ray.serve.ray.endpoint_controller import endpoint_controller
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Batches:
         assert stores is not None, "the application has this deployment only if it has storage"
         folder = resolve_model(config.model)
         controller = config.controller or str(serve.get_replica_context().app_name)
-        self._control = RayController(controller, config.plan(folder))
+        self._control = endpoint_controller(config, folder)
         config = config.model_copy(update={"controller": controller})
         meter = make_meter(config, "batches")
         served = make_models(engines, config, models, meter, name="batches")

@@ -18,6 +18,7 @@ from mars_ray.openai_api.protocol import (
     IGNORED,
     JsonObjectFormat,
     JsonSchema,
+    LookaheadFields,
     ReasoningEffort,
     TextFormat,
     supported_fields,
@@ -225,7 +226,7 @@ def _supported(include: Any) -> Any:
     return include
 
 
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(LookaheadFields):
     """Body of `/v1/responses`."""
 
     model: ModelName = None

@@ -82,6 +82,7 @@ def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> Chat
         top_p=body.top_p,
         service_tier=body.service_tier,
         prompt_cache_key=body.prompt_cache_key,
+        **body.lookahead,
     )
 
 

@@ -17,6 +17,7 @@ from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.ray.adapters import get_adapters
 from mars_ray.serve.ray.autoscaling import autoscaling_stats
+from mars_ray.serve.ray.endpoint_controller import endpoint_controller
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics
 from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
 from mars_ray.serve.replicas.replica import Replica
@@ -44,7 +45,7 @@ class EngineReplica(Replica):
         self._name = replica.replica_id.unique_id
         plan = config.plan(folder)
         self._lease = Lease(self._name, plan, price_per_hour=config.engine.replica_price)
-        controller = RayController(config.controller or replica.app_name, plan, config.audit_folder)
+        controller = endpoint_controller(config, folder)
         adapters = FollowedAdapters(engine, partial(get_adapters, config.controller or replica.app_name))
         await adapters.refresh()
         self._tasks = [

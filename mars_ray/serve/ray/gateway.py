@@ -12,7 +12,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mars_ray.control.core.ray_controller import RayController
 from mars_ray.errors import ConfigError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.ray_private import serve_http_options
@@ -24,6 +23,7 @@ from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import GatewayModels, ModelClients, OneModel
 from mars_ray.serve.middleware.access import AccessMiddleware
+from mars_ray.serve.ray.endpoint_controller import endpoint_controller
 from mars_ray.serve.ray.ray_engine_client import RayEngineClient
 
 
@@ -48,8 +48,8 @@ def model_clients(engines: DeploymentHandle, config: ServeConfig, meter: Meter |
     """Return the endpoint of a model and the client of its controller. `config` must name the controller."""
     assert config.controller
     folder = resolve_model(config.model)
-    control = RayController(config.controller, config.plan(folder), config.audit_folder)
-    return ModelClients(Endpoint(RayEngineClient(engines, config.model_wait_s), config, folder, meter), control)
+    endpoint = Endpoint(RayEngineClient(engines, config.model_wait_s), config, folder, meter)
+    return ModelClients(endpoint, endpoint_controller(config, folder))
 
 
 class ChatHandle:
