@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +18,7 @@ from upath import UPath
 from mars_ray.batch.output import job_log
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.control.cluster_load import Backlog
+from mars_ray.control.demand import TOKENS_AT_FIRST
 from mars_ray.errors import OutputError, RequestError, UnavailableError
 from mars_ray.platform.batches import batch_run, row_calls, runner
 from mars_ray.platform.batches.batch_output import UsageSum
@@ -41,6 +42,9 @@ class Access:
 
     async def has_access(self, batch: StoredBatch) -> bool:
         return True
+
+    def model_of(self, name: str | None) -> str:
+        return {None: "main", "alias": "small"}.get(name, str(name))
 
 
 class Routes(Access):
@@ -101,10 +105,10 @@ class Place:
             poll_s=0.01,
         )
 
-    def begin(self, rows: int, window: str = "1h", owner: str = OWNER) -> str:
+    def begin(self, rows: int, window: str = "1h", owner: str = OWNER, **body: str) -> str:
         upload = self.files.new_upload(owner)
         for number in range(rows):
-            line = {"custom_id": str(number), "method": "POST", "url": URL, "body": {"prompt": str(number)}}
+            line = {"custom_id": str(number), "method": "POST", "url": URL, "body": {"prompt": str(number)} | body}
             upload.write(json.dumps(line).encode() + b"\n")
         file = upload.finish("rows.jsonl", "batch")
         request = BatchRequest(input_file_id=file.id, endpoint=URL, completion_window=window)
@@ -240,12 +244,28 @@ def test_a_paused_batch_is_no_backlog_and_goes_on_after_its_pause(tmp_path: Path
 
     tools = place.tools(Limits(at_once))
 
-    async def report(backlog: Backlog) -> None:
+    async def report(left: Mapping[str, Backlog]) -> None:
         for batch in place.batches.unfinished():
-            backlogs[tools.calls.is_paused(batch)] = backlog.tokens
+            backlogs[tools.calls.is_paused(batch)] = sum(backlog.tokens for backlog in left.values())
 
     run_until(BatchRunner(tools, report), lambda: place.batches.get(OWNER, id).status == "completed")
     assert backlogs[True] == 0
+
+
+def test_work_that_is_left_counts_for_the_model_that_answers_it(tmp_path: Path) -> None:
+    place = Place(tmp_path / "batches")
+    for rows, body in ((3, {}), (2, {"model": "small"}), (4, {"model": "alias"})):
+        place.begin(rows, **body)
+    found = dict[str, float]()
+
+    async def never(_: str) -> None:
+        await asyncio.Event().wait()
+
+    async def report(left: Mapping[str, Backlog]) -> None:
+        found.update((model, backlog.tokens / TOKENS_AT_FIRST) for model, backlog in left.items())
+
+    run_until(BatchRunner(place.tools(Routes(never)), report), lambda: sum(found.values()) == 9)
+    assert found == {"main": 3, "small": 6}
 
 
 def test_an_owner_with_many_batches_stops_neither_another_owner_nor_the_end_of_its_own(tmp_path: Path) -> None:
@@ -332,12 +352,12 @@ def test_a_storage_that_is_away_does_not_keep_the_work_that_is_left_from_the_con
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(tmp_path / "batches")
-    reports = list[Backlog]()
+    reports = list[Mapping[str, Backlog]]()
     hanging = threading.Event()
     monkeypatch.setattr(place.batches, "unfinished", lambda: hanging.wait() and [])
 
-    async def report(backlog: Backlog) -> None:
-        reports.append(backlog)
+    async def report(left: Mapping[str, Backlog]) -> None:
+        reports.append(left)
         if len(reports) == 3:
             hanging.set()
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import uvicorn
 from openai import OpenAI
 
+from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.lease import Lease, send_heartbeat
@@ -66,6 +67,9 @@ class LocalControl:
 
     async def jobs(self) -> list[RunningJob]:
         return []
+
+    async def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
+        return self._controller.update_backlog(backlog, paused=paused)
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
         self._controller.set_threshold(threshold, name, seconds)

@@ -9,7 +9,7 @@ Never: counts the usage of a row twice.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +46,7 @@ class RowCaller:
         callers: AccountCallers,
         meter: GatewayMeter | None,
     ) -> None:
+        self._models = models
         self._app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         add_error_handlers(self._app, lambda: 1)
         self._app.include_router(openai_routes(models))
@@ -53,6 +54,10 @@ class RowCaller:
         self._meter = meter
         self._service_class = service_class
         self._callers = callers
+
+    def model_of(self, name: str | None) -> str:
+        """Return the name of the model that answers requests for a model or adapter."""
+        return self._models.model_of(name)
 
     async def has_access(self, batch: StoredBatch) -> bool:
         """Return whether the key of a batch is still valid."""
@@ -135,7 +140,7 @@ def make_batch_runner(
     config: PlatformConfig,
     *,
     meter: GatewayMeter | None = None,
-    report: Callable[[Backlog], Awaitable[None]] | None = None,
+    report: Callable[[Mapping[str, Backlog]], Awaitable[None]] | None = None,
     poll_s: float = POLL_S,
 ) -> BatchRunner:
     """Return the runner of the batches in `stores`. The models must run as long as the runner does.

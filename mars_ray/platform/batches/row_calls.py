@@ -58,6 +58,9 @@ class RouteCaller(Protocol):
     async def has_access(self, batch: StoredBatch) -> bool:
         """Return whether the key of a batch is still valid."""
 
+    def model_of(self, name: str | None) -> str:
+        """Return the name of the model that answers requests for a model or adapter."""
+
 
 class BatchPause:
     """Pause of one batch whose rows a limit of its own refuses. It holds no turn of the endpoint.
@@ -144,6 +147,10 @@ class RowCalls:
     async def has_access(self, batch: StoredBatch) -> bool:
         """Return whether the key of a batch is still valid."""
         return await self._caller.has_access(batch)
+
+    def model_of(self, name: str | None) -> str:
+        """Return the name of the model that answers requests for a model or adapter."""
+        return self._caller.model_of(name)
 
     def is_paused(self, batch: StoredBatch) -> bool:
         """Return whether the batch pauses after a refusal that concerns this batch alone."""

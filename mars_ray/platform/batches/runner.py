@@ -9,7 +9,7 @@ Never: gives a batch up because the storage does not answer or another process w
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 
@@ -36,9 +36,11 @@ SWEEP_S = 3600.0
 
 
 class BatchRunner:
-    """Runs the batches of an endpoint. `report` gets the work that is left every `tools.poll_s` seconds."""
+    """Runs the batches of an endpoint. `report` gets the work that is left every `tools.poll_s` seconds, by model."""
 
-    def __init__(self, tools: BatchTools, report: Callable[[Backlog], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, tools: BatchTools, report: Callable[[Mapping[str, Backlog]], Awaitable[None]] | None = None
+    ) -> None:
         self._tools = tools
         self._report = report
         self._waiting: dict[str, BatchState] = {}
@@ -59,7 +61,7 @@ class BatchRunner:
                 loops.create_task(_repeat(self._look, self._tools.poll_s))
                 # Report in a task of its own: while the storage is slow, the controller would forget the backlog.
                 if report := self._report:
-                    loops.create_task(_repeat(lambda: report(self.backlog()), self._tools.poll_s))
+                    loops.create_task(_repeat(lambda: report(self.backlogs()), self._tools.poll_s))
                 loops.create_task(_repeat(self._publish, FIGURES_S))
         finally:
             tasks = [task for _, task in self._running.values()]
@@ -67,19 +69,27 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def backlog(self) -> Backlog:
+    def backlogs(self) -> dict[str, Backlog]:
+        """Return the work that is left for each model. A batch counts for the model of its first row.
+
+        Batches that a limit of their own holds up are left out: more room does not help them.
+        """
+        runs: dict[str, list[BatchRun]] = {}
+        for run, _ in self._running.values():
+            if not self._tools.calls.is_paused(run.batch):
+                runs.setdefault(self._tools.calls.model_of(run.state.model), []).append(run)
+        return {model: self._backlog(of_model) for model, of_model in runs.items()}
+
+    def _backlog(self, runs: list[BatchRun]) -> Backlog:
         """Return the tokens that are left, and the seconds in which they are needed.
 
         With several batches, the seconds are those of the batch that needs the most tokens per second, together with
-        all batches that end before it. Batches that a limit of their own holds up are left out: more room does not help
-        them.
+        all batches that end before it.
         """
         tokens = 0.0
         worst: tuple[float, float] = (0.0, 0.0)
         seconds: float | None = None
-        for run, _ in sorted(self._running.values(), key=lambda pair: pair[0].left_s):
-            if self._tools.calls.is_paused(run.batch):
-                continue
+        for run in sorted(runs, key=lambda run: run.left_s):
             tokens += run.state.rows_left * self._tools.calls.mean_tokens
             rate = tokens / max(run.left_s, 1.0)
             if tokens and (seconds is None or rate > worst[0]):

@@ -163,6 +163,12 @@ class ServedModels:
                 return clients.control
         raise not_running(name)
 
+    def model_of(self, name: str | None) -> str:
+        """Return the name of the model that answers requests for a model or adapter; that of the main model if no other
+        model does."""
+        model = self._model(name) if name else None
+        return model.name if model else self.main.name
+
     def names(self) -> list[str]:
         """Return the names of the models whose controllers can be asked."""
         return [self.main.name, *(model.name for model, _ in self._present())]

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.core.live_view import LiveReport, RunningJob
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.openai_api.api_error import ApiError
@@ -23,6 +24,9 @@ class ControlClient(Protocol):
 
     async def jobs(self) -> list[RunningJob]:
         """Return the batch jobs on the cluster."""
+
+    async def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
+        """Set the remaining work of batches (see `Controller.update_backlog`)."""
 
     async def set_threshold(self, threshold: float, name: str | None, seconds: float | None) -> None:
         """Override the policy for the class `name`, or for all classes if `name` is None. Raises `ConfigError`."""
