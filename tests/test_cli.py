@@ -46,6 +46,27 @@ def test_a_job_that_cannot_start_says_why_in_one_line(
     assert not (rows.parent / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("generate --dry-run 1 --retry-errors", "--retry-errors has no effect with --dry-run"),
+        ("generate --dry-run 1 --json", "--json has no effect with --dry-run"),
+        ("generate --new --retry-errors", "give new or retry_errors, not both"),
+        ("generate --template {{question}} --prompt-column question", "give template or prompt_column, not both"),
+        ("demo --quantize int8", "--quantize has no effect without --model"),
+        ("calibrate --results out --seeds 2", "give either --results, which are measured already, or --data"),
+    ],
+)
+def test_options_that_would_have_no_effect_together_are_refused(
+    mars_ray: Cli, rows: Path, command: str, message: str
+) -> None:
+    name, *words = command.split()
+    job = ("--input", rows, "--output", rows.parent / "out") if name == "generate" else ()
+    code, _, said = mars_ray(name, *job, *words)
+    assert (code, said.count("\n")) == (2, 1)
+    assert message in said
+
+
 def test_a_misspelt_setting_of_a_training_run_is_named(mars_ray: Cli, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("modle: bundled\n")

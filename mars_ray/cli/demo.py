@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from mars_ray.cli.shared import MODEL_HELP, AdapterOption, AsJson, QuantizeOption
+from mars_ray.errors import ConfigError
 
 
 def demo(
@@ -33,6 +34,12 @@ def demo(
     prompts: list[RacePrompt] = list(PROMPTS)
     threshold = None
     if model is None:
+        if adapter is not None or quantize is not None:
+            name = "adapter" if adapter is not None else "quantize"
+            raise ConfigError(
+                f"--{name} has no effect without --model, because the demo then compares settings of the bundled "
+                f"model. Name the model, or leave --{name} out."
+            )
         from mars_ray.demo import ray_job
 
         report, settings = ray_job.compare_settings(output)

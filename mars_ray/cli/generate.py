@@ -158,7 +158,10 @@ def _run(options: "GenerateOptions", dry_run: int | None, as_json: bool) -> None
     from mars_ray.batch.ray.generate_files import generate_files
 
     if dry_run is not None:
-        _dry_run(replace(options, limit=dry_run, format="jsonl"))
+        if options.new or options.retry_errors or as_json:
+            name = "--new" if options.new else "--retry-errors" if options.retry_errors else "--json"
+            raise ConfigError(f"{name} has no effect with --dry-run, which keeps nothing. Leave one of them out.")
+        _dry_run(replace(options, limit=min(dry_run, options.limit or dry_run), format="jsonl"))
         return
     report = generate_files(options)
     _show(report)

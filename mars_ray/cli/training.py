@@ -72,9 +72,10 @@ def calibrate(
         int | None, typer.Option(help="Examples per seed. Default: 100 of each family, or all of --data.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Number of samples from which the spread is computed; --data is split into this many.")
-    ] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 256,
+        int | None,
+        typer.Option(help="Number of samples from which the spread is computed (3); --data is split into this many."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens per answer (256).")] = None,
     results: Annotated[
         str | None,
         typer.Option(help="Output folder of `mars-ray evaluate`, whose results become the calibration; or its URL."),
@@ -90,10 +91,18 @@ def calibrate(
     from mars_ray.model.resolve import resolve_model
     from mars_ray.storage.location import locate
 
-    if results is not None and (data is not None or examples is not None):
-        raise ConfigError("give either --results, which are measured already, or --data and --examples.")
+    if results is not None and (data, examples, seeds, max_tokens) != (None,) * 4:
+        raise ConfigError(
+            "give either --results, which are measured already, or --data, --examples, --seeds and --max-tokens."
+        )
     location = None if data is None else locate(data)
-    options = CalibrateOptions(data=location, examples=examples, seeds=seeds, max_tokens=max_tokens)
+    usual = CalibrateOptions()
+    options = CalibrateOptions(
+        data=location,
+        examples=examples,
+        seeds=usual.seeds if seeds is None else seeds,
+        max_tokens=usual.max_tokens if max_tokens is None else max_tokens,
+    )
     folder = resolve_model(model)
     adapter_folder = resolve_adapter(adapter)
     if results is None:

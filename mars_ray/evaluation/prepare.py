@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from mars_ray.adapter.decoding_model import DecodingModel, open_decoding_model
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.engine.checked_fields import Numbers, Texts, check_fields
+from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import AtLeastOne
 from mars_ray.engine.request import SamplingParams, seed_of
 from mars_ray.errors import ConfigError, OutputError, RequestError
@@ -93,6 +94,8 @@ def prepare_evaluation(options: EvaluateOptions) -> PreparedEvaluation:
     Raises an `InputError` for unusable options, tasks or models.
     """
     usual = ADAPTER_THRESHOLDS if options.adapter else MODEL_THRESHOLDS
+    if options.thresholds is not None and Mode.THRESHOLD not in options.modes:
+        raise ConfigError("thresholds are given, but modes has no threshold. Add it, or leave the thresholds out.")
     settings = settings_of(options.modes, usual if options.thresholds is None else options.thresholds)
     try:
         SamplingParams(temperature=options.temperature)

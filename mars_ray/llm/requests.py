@@ -22,6 +22,7 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams, token
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_prompts import ChatPrompts, sampling_with_plan
+from mars_ray.openai_api.tools import check_choice_without_tools
 
 TextOrTokens = str | Iterable[int]
 """A prompt: a text for the model's tokenizer, or token ids."""
@@ -101,6 +102,7 @@ def encode_conversations(
     prompts = ChatPrompts(tokenizer)
     checked = as_tools(tools)
     if not checked:
+        check_choice_without_tools(tool_choice)
         return [tuple(prompts.encoder.prompt(conversation)) for conversation in conversations], []
     fields = {"tools": checked, "tool_choice": tool_choice}
     planned = [prompts.with_tools(conversation, fields) for conversation in conversations]

@@ -97,6 +97,12 @@ class OfferedTools:
         return "functions" if self.legacy else "tools"
 
 
+def check_choice_without_tools(choice: object) -> None:
+    """Raise `RequestError` if a choice asks for a tool, although there are none."""
+    if choice not in (None, "none", "auto"):
+        raise RequestError("the choice of a tool needs tools; give tools.", param="tool_choice")
+
+
 def tools_of(body: ToolFields, limits: RequestLimits) -> OfferedTools | None:
     """Return the tools of a request; None if it has none or the answer may call none. Raises `RequestError`."""
     tools, tool_choice, functions, function_call = body.tools, body.tool_choice, body.functions, body.function_call

@@ -105,6 +105,15 @@ class AddedModel(ModelSettings):
             raise ValueError(f"max_replicas is {self.max_replicas}, below min_replicas, {self.min_replicas}")
         return self
 
+    def check_access(self, name: str) -> None:
+        """Raise a `ValueError` if `access` names what is neither this model, called `name`, nor one of its adapters."""
+        names = self.names(name)
+        if unknown := next(iter(set(self.access).difference(names)), None):
+            raise ValueError(
+                f"models.{name}.access: {unknown!r} is no name of this model or of its adapters, so all may use them; "
+                f"name {', '.join(names)}"
+            )
+
 
 class PlatformConfig(ServeConfig):
     """Settings of an endpoint with accounts, usage, batches and several models."""
@@ -137,6 +146,7 @@ class PlatformConfig(ServeConfig):
             raise ValueError("keys are in the storage, but no storage is set; set `storage`, or name a file of keys")
         for name, model in self.models.items():
             self.check_classes(name, model)
+            model.check_access(name)
         names = self.all_names()
         if unknown := next((name for name in self.access if name not in names), None):
             raise ValueError(f"access: {unknown!r} is neither a model nor an adapter")

@@ -43,6 +43,11 @@ def run_simulation(options: SimulateOptions) -> dict[str, Any]:
     plan = control_plan(options, machine, slo, options.policy)
     shares = shares_of(options.mix, plan)
     scaling = None
+    if not options.autoscale and options.max_replicas is not None:
+        raise ConfigError(
+            f"max_replicas is {options.max_replicas}, but without autoscale the number of replicas stays. Add "
+            "autoscale, or leave max_replicas out."
+        )
     if options.autoscale:
         most = options.max_replicas or 4 * options.replicas
         scaling = Scaling(min_replicas=options.min_replicas, max_replicas=most)
@@ -88,6 +93,8 @@ def control_plan(
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
         settings = settings | {"policy": policy}
+    if settings.get("policy") == "deadline":
+        raise ConfigError("policy is 'deadline', which is for jobs; use 'capacity' or 'fixed'.")
     if slo is not None and "slo" not in settings:
         settings = settings | {"slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms}}
     try:

@@ -1,17 +1,22 @@
 """The plan of a batch job: its floor is where calibration says that quality is lost."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mars_ray.batch.run.engine_plan import batch_plan
+from mars_ray.adapter.decoding_model import open_decoding_model
+from mars_ray.batch.run.engine_plan import batch_plan, plan_engines
 from mars_ray.batch.run.options import WorkerOptions
 from mars_ray.control.control_settings import FLOOR, ControlSettings
 from mars_ray.control.policies.policy import bounds_of
+from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
+from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import read_card, write_card
+from mars_ray.model.card import Card, read_card, write_card
 from tests.factories.cards import calibration_point, model_card
-from tests.factories.jobs import engines_of
+from tests.factories.jobs import ONE_WORKER, engines_of
 
 RIGHT = {1.0: 0.9, 0.95: 0.9, 0.9: 0.895, 0.85: 0.88, 0.8: 0.86, 0.7: 0.8}
 AGREED = {1.0: 1.0, 0.95: 0.999, 0.9: 0.99, 0.85: 0.975, 0.8: 0.96, 0.7: 0.9}
@@ -79,6 +84,44 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         batch_plan(read_card(tmp_path), threshold=0.95, deadline_s=deadline_s, max_quality_loss=loss)
+
+
+def planned(card: Card | None, deadline_s: float | None, loss: float | None, **decode: Any) -> float | None:
+    """The threshold that a job sets; `card` replaces that of the bundled model."""
+    model = replace(open_decoding_model("bundled", None), card=card)
+    _, chosen = plan_engines(
+        model, workers=ONE_WORKER, decode=DecodeParams(**decode), deadline_s=deadline_s, max_quality_loss=loss
+    )
+    return chosen.threshold
+
+
+def test_a_limit_on_lost_quality_sets_the_threshold_unless_a_deadline_does(tmp_path: Path) -> None:
+    card = read_card(calibrated(tmp_path, accuracy=True))
+    assert planned(card, None, 0.01) == 0.9
+    assert planned(card, 60.0, 0.01) is None
+    assert planned(card, None, None) == DEFAULT_THRESHOLD
+    assert planned(None, None, None, threshold=0.8) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "loss", "decode", "message"),
+    [
+        (60.0, None, {"mode": Mode.EXACT}, "mode is exact, in which no threshold applies, so deadline has no effect"),
+        (None, 0.01, {"mode": Mode.AR}, "mode is ar, .* so max_quality_loss has no effect"),
+        (None, 0.01, {"threshold": 0.97}, "without a deadline, max_quality_loss sets the threshold"),
+        (60.0, 0.01, {"threshold": 0.8}, "threshold is 0.8, but max_quality_loss allows 0.9 and above"),
+    ],
+)
+def test_limits_that_would_have_no_effect_are_refused(
+    tmp_path: Path, deadline_s: float | None, loss: float | None, decode: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(read_card(calibrated(tmp_path, accuracy=True)), deadline_s, loss, **decode)
+
+
+def test_a_deadline_is_refused_for_a_model_that_does_not_look_ahead() -> None:
+    with pytest.raises(ConfigError, match="the model does not look ahead"):
+        planned(None, 60.0, None)
 
 
 def notice_for(machine: str | None) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig, body_of
-from mars_ray.errors import RequestError
+from mars_ray.errors import ConfigError, RequestError
 
 CONFIG = EndpointProcessorConfig(url="http://127.0.0.1:8000/v1", api_key="mars-secret", sampling={"max_tokens": 8})
 
@@ -24,6 +24,11 @@ def test_sampling_of_a_row_passes_over_that_of_the_stage() -> None:
 def test_sampling_of_a_row_passes_parameters_of_sampling_alone(sampling: Any) -> None:
     with pytest.raises(RequestError, match="sampling"):
         body_of(json.dumps({"prompt": "Hello", "sampling": sampling}).encode(), CONFIG)
+
+
+def test_a_key_for_an_app_which_asks_for_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="api_key is set, but an app asks for no key"):
+        EndpointProcessorConfig(app="chat", api_key="mars-secret").check()
 
 
 def test_the_key_is_not_shown_with_the_settings() -> None:

@@ -374,6 +374,12 @@ def with_tools(tokenizer: PreTrainedTokenizerBase) -> PlainFormat:
     return PlainFormat(SETTINGS, knows_tools)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_choice_of_a_tool_without_tools_is_refused(with_tools: PlainFormat, choice: Any) -> None:
+    with pytest.raises(RequestError, match="the choice of a tool needs tools"):
+        with_tools.parse("a", raw(prompt="why?", tool_choice=choice))
+
+
 def test_a_row_with_tools_is_held_by_a_grammar_and_its_answer_is_parted(with_tools: PlainFormat) -> None:
     row = with_tools.parse("a", raw(prompt="why?", tools=[TOOL], tool_choice="required"))
     assert row.request.sampling.grammar is not None

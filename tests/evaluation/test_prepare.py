@@ -47,6 +47,12 @@ def test_the_adapter_of_an_evaluation_is_kept_at_its_commit(tmp_path: Path, monk
     assert prepared.plan.block == 2
 
 
+def test_thresholds_that_no_mode_uses_are_refused(tmp_path: Path) -> None:
+    options = EvaluateOptions(tasks=("families",), output=tmp_path / "out", modes=("ar",), thresholds=(0.9,))
+    with pytest.raises(ConfigError, match="thresholds are given, but modes has no threshold"):
+        prepare_evaluation(options)
+
+
 def test_an_evaluation_takes_no_modelled_step_times(tmp_path: Path) -> None:
     options = EvaluateOptions(
         tasks=("families",), output=tmp_path / "out", workers=WorkerOptions(rehearse="h200/qwen2.5-7b")

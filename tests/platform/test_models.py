@@ -189,6 +189,8 @@ def test_a_config_with_two_equal_names_an_unknown_class_or_access_to_nothing_is_
         config_of(models={"a": {"model": "smollm2", "classes": [{"name": "gold"}]}})
     with pytest.raises(ConfigError, match="neither a model nor an adapter"):
         config_of(access={"nothing": ["acme"]})
+    with pytest.raises(ConfigError, match=r"models\.a\.access: 'b' is no name of this model .*; name a"):
+        config_of(models={"a": {"model": "smollm2", "access": {"b": ["acme"]}}})
     with pytest.raises(ConfigError, match=r"models\.a: unknown field 'modle'"):
         config_of(models={"a": {"modle": "smollm2"}})
     with pytest.raises(ConfigError, match="set `min_replicas: 0` and `downscale_to_zero_delay_s`; see docs/models"):

@@ -16,7 +16,7 @@ from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.ray_serve import build_openai_app
 from mars_ray.serve.deploy.deploy_file import read_deploy_file
 from mars_ray.serve.deploy.environment import SETTINGS, haproxy_files
-from mars_ray.serve.deploy.serve_config import parse_config
+from mars_ray.serve.deploy.serve_config import ServeConfig, parse_config
 from mars_ray.serve.ray.autoscaling import by_capacity
 from mars_ray.serve.ray.schema import schema_of
 from tests.model.hub_server import running_hub
@@ -289,6 +289,7 @@ def test_an_unknown_name_at_any_level_is_refused_with_file_place_and_known_names
         (["applications", 0], "import_path", "nowhere", "applications[0].import_path"),
         (["applications", 0, "args"], "threshold", 95, "applications[0].args.threshold"),
         (["applications", 0, "args"], "limits", {"n": 0}, "applications[0].args.limits.n"),
+        (["applications", 0, "args"], "control", {"policy": "deadline"}, "policy is 'deadline', which is for jobs"),
         (["applications", 0], "deployments", ["Engine"], "deployments[0] is 'Engine'"),
         (["applications", 0], "deployments", [{"name": "Engin"}], "unknown deployment 'Engin'"),
         (ENGINE, "name", None, f"unknown deployment None. Known are {', '.join(KIND.deployments)}."),
@@ -310,6 +311,13 @@ def test_an_impossible_value_is_refused_with_file_and_place(
     assert str(refused.value).startswith(str(path))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_limit_on_lost_accuracy_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    fields = {"model": "x", "control": {"max_accuracy_loss": 0.005}, "classes": [{"name": "gold", "floor": 0.6}]}
+    with pytest.raises(ConfigError, match=r"max_accuracy_loss is 0\.005, but .* class gold may fall to its floor 0\.6"):
+        ServeConfig.model_validate(fields).plan(tmp_path)
+    ServeConfig.model_validate(fields | {"classes": [{"name": "gold"}]}).plan(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "a: [", "\tx: 1", "[" * 100_000])

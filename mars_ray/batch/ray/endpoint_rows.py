@@ -112,7 +112,7 @@ async def _connect(config: EndpointProcessorConfig) -> Complete:
 
 
 async def _connect_url(config: EndpointProcessorConfig) -> Complete:
-    client = openai.AsyncOpenAI(base_url=config.url, api_key=config.api_key, max_retries=0)
+    client = openai.AsyncOpenAI(base_url=config.url, api_key=config.api_key or "none", max_retries=0)
     try:
         models = await client.with_options(max_retries=CONNECT_RETRIES, timeout=10).models.list()
         model = config.model or models.data[0].id
@@ -152,7 +152,7 @@ def _connect_app(config: EndpointProcessorConfig) -> Complete:
 
     async def complete(messages: Any, **fields: Any) -> ChatCompletion:
         try:
-            answer: ChatCompletion = await handle.complete.remote(messages, **fields)
+            answer: ChatCompletion = await handle.complete.remote(messages, model=config.model, **fields)
             return answer
         except (RayTaskError, MarsRayError) as raised:
             # Ray's error is also an instance of our error class, but its message is a stack trace.

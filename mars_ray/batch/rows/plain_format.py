@@ -23,6 +23,7 @@ from mars_ray.errors import BadRecordError
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.chat_prompts import TOOL_FIELDS, ChatPrompts, sampling_with_plan
+from mars_ray.openai_api.tools import check_choice_without_tools
 
 READ_COLUMNS = frozenset((*OPTIONS, *TOOL_FIELDS, "id", "messages"))
 """Columns with a meaning of their own, except `prompt`."""
@@ -75,6 +76,7 @@ class PlainFormat:
             prompt = tuple(rendered.ids)
             prompt_text = rendered.text
         else:
+            check_choice_without_tools(tools.get("tool_choice"))
             prompt = self._prompt(messages)
             prompt_text = last_user_text(messages)
         if not prompt:

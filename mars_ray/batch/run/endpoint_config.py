@@ -30,8 +30,9 @@ class EndpointProcessorConfig:
     app: str | None = None
     """Name of a Serve application on this cluster, made by `build_openai_app` or `build_deployment`."""
     model: str | None = None
-    """Name of the model at the endpoint. None means the first model that the endpoint lists."""
-    api_key: str = field(default="none", repr=False)
+    """Name of the model at the endpoint. None means the first that it lists, or the main model of `app`."""
+    api_key: str | None = field(default=None, repr=False)
+    """Key for `url`. None for an endpoint that asks for none."""
     threshold: float | None = None
     """Threshold for rows that do not set one. None means the endpoint's default."""
     mode: Literal["ar", "threshold", "exact"] | None = None
@@ -50,6 +51,8 @@ class EndpointProcessorConfig:
         """Raise a `ConfigError` if a value is out of range, or if not exactly one of `url` and `app` is set."""
         if (self.url is None) == (self.app is None):
             raise ConfigError("give either url or app, to name the endpoint.")
+        if self.app is not None and self.api_key is not None:
+            raise ConfigError("api_key is set, but an app asks for no key. Leave it out, or give url instead of app.")
         if self.concurrency < 1 or self.batch_size < 1:
             raise ConfigError(
                 f"concurrency is {self.concurrency} and batch_size {self.batch_size}, both must be at least 1."

@@ -85,14 +85,29 @@ def _control(
     """
     ceiling = DEFAULT_THRESHOLD if decode.threshold is None else decode.threshold
     plan = batch_plan(card, threshold=ceiling, deadline_s=deadline_s, max_quality_loss=max_quality_loss)
+    if deadline_s is None and max_quality_loss is None:
+        return plan, replace(decode, threshold=ceiling) if decode.mode is Mode.THRESHOLD else decode
+    option = "deadline" if max_quality_loss is None else "max_quality_loss"
     if decode.mode is not Mode.THRESHOLD:
-        return plan, decode  # this mode ignores the threshold
-    if deadline_s is not None:
-        return plan, replace(decode, threshold=None)
-    if max_quality_loss is not None:
-        [bounds] = bounds_of(plan, []).values()
-        return plan, replace(decode, threshold=bounds.floor)
-    return plan, replace(decode, threshold=ceiling)
+        raise ConfigError(
+            f"mode is {decode.mode.value}, in which no threshold applies, so {option} has no effect. Leave one of them "
+            "out."
+        )
+    if card is None or not card.block:
+        raise ConfigError(
+            f"the model does not look ahead, so no threshold makes it faster, and {option} has no effect. Add an "
+            "adapter, or leave the option out."
+        )
+    [allowed] = bounds_of(plan.model_copy(update={"ceiling": 1.0}), []).values()
+    if max_quality_loss is not None and decode.threshold is not None:
+        if deadline_s is None:
+            raise ConfigError("without a deadline, max_quality_loss sets the threshold. Leave one of them out.")
+        if decode.threshold < allowed.floor:
+            raise ConfigError(
+                f"threshold is {decode.threshold:g}, but max_quality_loss allows {allowed.floor:g} and above, by the "
+                "calibration. Raise one of them, or leave one out."
+            )
+    return plan, replace(decode, threshold=None if deadline_s is not None else allowed.floor)
 
 
 def batch_plan(

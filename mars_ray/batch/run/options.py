@@ -93,6 +93,13 @@ class GenerateOptions:
     def check(self) -> None:
         """Raise a `ConfigError` for a number out of range."""
         self.workers.check()
+        if self.template is not None and self.prompt_column is not None:
+            raise ConfigError(
+                "give template or prompt_column, not both: a template builds the whole prompt, and {{ question }} in "
+                "it inserts a column."
+            )
+        if self.new and self.retry_errors:
+            raise ConfigError("give new or retry_errors, not both: a new job has no rows with errors.")
         if self.limit is not None and not 1 <= self.limit <= sys.maxsize:
             raise ConfigError(f"limit is {self.limit}, must be 1 to {sys.maxsize}.")
         if not all(name.strip() for name in self.input) or not self.input:

@@ -45,6 +45,8 @@ def usage(
     from mars_ray.platform.usage.ledger_files import usage_folder
     from mars_ray.platform.usage.usage_report import parse_query, report_rows, write_report
 
+    if out is not None and as_json:
+        raise ConfigError("give --out or --json, not both.")
     query = parse_query(_day(start, "--start"), _day(end, "--end"), by, datetime.now(UTC).date())
     if storage is not None:
         sums = UsageLedger(usage_folder(storage)).rows(query.start, query.end, account)

@@ -93,6 +93,10 @@ class Registry(BaseModel, extra="forbid"):
             raise ConfigError(
                 f"{name!r} is the main model of the endpoint: change its config file and deploy it again."
             )
+        try:
+            settings.check_access(name)
+        except ValueError as error:
+            raise ConfigError(f"{error}.") from None
         names = [*settings.served_model_names, *settings.adapters]
         changed = self.model_copy(deep=True)
         if model := changed.models.get(name):

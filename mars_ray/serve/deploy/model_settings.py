@@ -83,6 +83,13 @@ class ModelSettings(BaseModel):
     def _engine_by_name(cls, engine: Any) -> Any:
         return engine_fields(engine)
 
+    @field_validator("control")
+    @classmethod
+    def _policy_follows_load(cls, control: ControlSettings) -> ControlSettings:
+        if control.policy == "deadline":
+            raise ValueError("policy is 'deadline', which is for jobs; use 'capacity' or 'fixed'")
+        return control
+
     @model_validator(mode="after")
     def _classes_make_sense(self) -> Self:
         if len({service_class.name for service_class in self.classes}) < max(1, len(self.classes)):

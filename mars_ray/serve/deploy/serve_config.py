@@ -117,10 +117,14 @@ class ServeConfig(ModelSettings):
         )
 
     def plan(self, folder: Path) -> ControlPlan:
-        """Return the control plan for the model in `folder`. Raises `ModelError` if the card is invalid."""
+        """Return the control plan for the model in `folder`.
+
+        Raises `ModelError` if the card is invalid, and `ConfigError` for a limit on lost accuracy that cannot be kept,
+        because a class has a floor and the model no calibrated accuracy.
+        """
         card = decoding_card(folder, resolve_adapter(self.adapter))
         points = card.calibration if card else ()
-        return ControlPlan(
+        plan = ControlPlan(
             model=self.model,
             settings=self.control,
             ceiling=self.threshold,
@@ -129,6 +133,15 @@ class ServeConfig(ModelSettings):
             accuracy=accuracies(points),
             lenient=isinstance(card, AdapterCard),
         )
+        limited = "max_accuracy_loss" in self.control.model_fields_set and not plan.accuracy
+        for name, floor in ((service_class.name, service_class.floor) for service_class in self.classes):
+            if limited and floor is not None and floor < self.threshold:
+                raise ConfigError(
+                    f"control.max_accuracy_loss is {self.control.max_accuracy_loss:g}, but no calibration says how "
+                    f"many right answers {self.model} loses, and class {name} may fall to its floor {floor:g}. "
+                    "Calibrate the model on tasks (`mars-ray calibrate`), or leave the limit out."
+                )
+        return plan
 
 
 def parse_config(settings: type[T], fields: dict[str, Any], source: str = "args", path: str = "") -> T:
