@@ -31,7 +31,7 @@ from mars_ray.errors import RequestError
 
 PlainMessage = dict[str, Any]
 """A checked message in the form of OpenAI's chat API, as JSON: its content is one text, its calls have ids, and their
-arguments are JSON text."""
+arguments are text, which is JSON unless the answer was cut off."""
 ToolDefinition = dict[str, Any]
 """A checked function in the form of `tools` of OpenAI's chat API, as JSON."""
 
@@ -159,7 +159,7 @@ def _template_message(message: PlainMessage) -> TemplateMessage:
         fields["role"] = "system"
     if "tool_calls" in fields:
         fields["tool_calls"] = [
-            call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+            call | {"function": call["function"] | {"arguments": read_arguments(call["function"]["arguments"]) or {}}}
             for call in fields["tool_calls"]
         ]
     return fields
@@ -175,24 +175,19 @@ def _calls_of(message: AssistantMessage, number: int) -> list[dict[str, Any]]:
         {
             "id": call.id or f"call_{number}_{index}",
             "type": "function",
-            "function": {"name": call.function.name, "arguments": _arguments(call)},
+            "function": {"name": call.function.name, "arguments": call.function.arguments or "{}"},
         }
         for index, call in enumerate(calls)
     ]
 
 
-def _arguments(call: ToolCall) -> str:
-    text = call.function.arguments or "{}"
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call. None if they are no JSON object, such as those of an answer that was cut off."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        name = f"call {call.id[:ID_CHARS]!r}" if call.id else f"call of {call.function.name[:ID_CHARS]!r}"
-        raise RequestError(
-            f"the arguments of the {name} are not a JSON object; send them as the answer had them.", param="messages"
-        )
-    return text
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _answered_call(

@@ -15,7 +15,8 @@ from mars_ray.chat.client_fields import DEFINITION_FIELDS, SentBack
 from mars_ray.chat.request_body import TOOLS_MAX, Items
 from mars_ray.errors import RequestError
 
-FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
+"""OpenAI's API takes 64 characters, Anthropic's 128."""
 
 
 def refuse_hosted_tool(tool: Any, own: str) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any
 
-from mars_ray.chat.conversation import PlainMessage, ToolDefinition, read_messages, read_tools
+from mars_ray.chat.conversation import ID_CHARS, PlainMessage, ToolDefinition, read_arguments, read_messages, read_tools
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.errors import BadRecordError, RequestError
 
@@ -63,6 +63,9 @@ def parse_record(raw: bytes) -> Record:
     except RequestError as error:
         raise BadRecordError(str(error).removesuffix(".")) from error
     answers = [message for message in checked if message["role"] == "assistant"]
+    for call in (call for answer in answers for call in answer.get("tool_calls", ())):
+        if read_arguments(call["function"]["arguments"]) is None:
+            raise BadRecordError(f"the arguments of the call {call['id'][:ID_CHARS]!r} are not a JSON object")
     if not any(message["content"].strip() or message.get("tool_calls") for message in answers):
         raise BadRecordError("it has no response: there is nothing to learn from it")
     return Record(checked, tuple(tools[0]) if tools else ())

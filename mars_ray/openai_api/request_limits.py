@@ -41,8 +41,8 @@ class RequestLimits(BaseModel):
     prompt_scores: int = Field(2**15, ge=1)
     """Maximum log-probabilities of prompt tokens per request: tokens of the prompts, times one more than the tokens
     listed at each."""
-    stop: int = Field(4, ge=0)
-    """Maximum stop strings per request."""
+    stop: int = Field(32, ge=0)
+    """Maximum stop strings per request. OpenAI's API takes 4, but editors send a dozen for completions of code."""
     stop_chars: int = Field(256, ge=1)
     """Maximum characters of one stop string."""
     logit_bias: int = Field(300, ge=0, le=LOGIT_BIAS_MAX)

@@ -113,10 +113,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [USER, CALLED | {"function_call": CALL["function"]}, RESULT],
         "a message has either tool_calls or function_call",
     ),
-    "arguments that are no object": (
-        [USER, CALLED | {"tool_calls": [CALL | {"function": {"name": "add", "arguments": "[1]"}}]}, RESULT],
-        "the arguments of the call 'c' are not a JSON object",
-    ),
     "audio": ([USER, {"role": "assistant", "audio": {"id": "a"}}, USER], "messages with audio are not supported"),
     "content and refusal": (
         [USER, {"role": "assistant", "content": "a", "refusal": "b"}, USER],

@@ -69,6 +69,10 @@ def test_a_byte_order_mark_is_no_part_of_the_record() -> None:
         (raw(messages=[{"role": "bot" * 999, "content": "a"}]), "messages.0 has the unknown 'role' 'bot"),
         (raw(messages=[{"role": ["user"], "content": "a"}]), "role must be text, not ['user']"),
         (raw(messages=[SAID | {"tool_calls": [{"name": "f"}]}]), "messages.0.tool_calls.0"),
+        (
+            raw(messages=[SAID | {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{"}}]}]),
+            "the arguments of the call 'c' are not a JSON object",
+        ),
         (rb'{"prompt": "a\ud800", "response": "b"}', r"prompt holds \ud800, which is only half"),
         (rb'{"messages": [{"role": "assistant", "content": "\udc00"}]}', "messages.0.content holds"),
     ],

@@ -12,6 +12,8 @@ import jsonschema
 import pytest
 from anthropic import Anthropic
 
+from mars_ray.platform.anthropic.protocol import MessagesRequest
+from mars_ray.platform.anthropic.translate import chat_request
 from tests.serve.endpoint_clients import MODEL, http, settled
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served, config_of, served
 from tests.serve.key_samples import add_key
@@ -65,6 +67,42 @@ def test_an_answer_is_that_of_chat_completions(client: Anthropic, plain: httpx2.
     usage = plain.post("/v1/chat/completions", json=PLAIN).json()["usage"]
     prompt_tokens = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
     assert (prompt_tokens, message.usage.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking": {"type": "adaptive", "display": "summarized"}},
+        {"diagnostics": {"request": None}},
+        {"speed": "standard"},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"tools": [TOOL | {"name": "mcp__" + "a" * 100}], "tool_choice": {"type": "none"}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_agents_send_without_asking_for_anything_changes_nothing(
+    plain: httpx2.Client, fields: dict[str, Any]
+) -> None:
+    answered = plain.post(MESSAGES_PATH, json=PLAIN | fields)
+    assert answered.status_code == 200, answered.text
+
+
+def test_messages_of_the_system_may_stand_among_the_others() -> None:
+    talk = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": [{"type": "text", "text": "It is late."}]},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    body = MessagesRequest.model_validate(PLAIN | {"system": "Be short.", "messages": talk})
+    found = [(message.role, message.content) for message in chat_request(body, reasons=False).messages]
+    assert found == [
+        ("system", "Be short.\n\nBe kind."),
+        ("user", "a\n\nIt is late."),
+        ("assistant", "b"),
+        ("user", "c"),
+    ]
 
 
 def test_a_request_may_set_its_threshold(client: Anthropic) -> None:
@@ -164,7 +202,7 @@ def test_an_empty_answer_and_an_empty_result_may_be_sent_back(client: Anthropic)
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content is empty"),
         ({"messages": []}, "messages must have at least 1 item"),
         ({"messages": [*QUESTION, RESULT]}, "the result of a call 'a'"),
-        ({"messages": [*QUESTION, USE, *QUESTION]}, "the call 'a' has no result"),
+        ({"messages": [*QUESTION, USE, *QUESTION]}, "has no result; add a tool_result block with its tool_use_id"),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "The"}]}, "end with one from the user"),
         ({"messages": [IMAGE]}, "'image'; use one of 'text', 'tool_use'"),
         ({"messages": [{"role": "user", "content": USE["content"]}]}, "may not hold a block of type tool_use"),
@@ -177,7 +215,7 @@ def test_an_empty_answer_and_an_empty_result_may_be_sent_back(client: Anthropic)
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice needs a name"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking needs a model that reasons"),
         ({"mcp_servers": []}, "mcp_servers is not supported by this server"),
-        ({"stop_sequences": ["a"] * 9}, "stop"),
+        ({"stop_sequences": ["a"] * 33}, "the number of strings in stop_sequences is 33"),
         ({"best_of": 2}, "unknown parameter 'best_of'"),
         ({"output_config": {"effort": "very"}}, "output_config.effort must be 'low'"),
     ],
@@ -191,7 +229,7 @@ def test_what_cannot_be_served_is_refused_with_what_to_change(
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
     assert said in body["error"]["message"]
-    assert body["request_id"] == refused.headers["x-request-id"]
+    assert body["request_id"] == refused.headers["x-request-id"] == refused.headers["request-id"]
     settled(messages[0])
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import jsonschema
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 from openai.types import shared_params
-from openai.types.responses import response_create_params
+from openai.types.responses import ResponseErrorEvent, response_create_params
 from pydantic import BaseModel
 from starlette.requests import Request
 
@@ -194,7 +194,6 @@ def test_an_answer_may_be_sent_back_in_each_of_its_forms(item: dict[str, Any], s
         ({"input": [{"role": "user", "content": "x"}] * 1025}, "input", "the number of messages is 1025"),
         ({"text": {"format": SCHEMA | {"schema": {"type": "x"}}}}, "text.format", "x"),
         ({"input": [IMAGE]}, "input", "'input_image' is not supported"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "'item_reference'; use one of 'message'"),
         ({"input": []}, "input", "input is empty; give a text"),
         ({"input": [{"role": "user", "content": []}]}, "input", "input.0.content is empty"),
         ({"input": [{"type": None, "content": "x"}]}, "input", "input.0 needs 'type'"),
@@ -214,6 +213,29 @@ def test_what_cannot_be_served_is_refused_with_what_to_change(
     settled(keyed.served)
 
 
+def test_earlier_items_may_be_given_by_their_ids(client: OpenAI) -> None:
+    """The AI SDK sends earlier answers so."""
+    first = client.responses.create(**PLAIN)
+    again = {"role": "user", "content": "And now?"}
+    whole = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWER}, again]
+    referring = [whole[0], {"type": "item_reference", "id": first.output[0].id}, again]
+    answers = [client.responses.create(**PLAIN | {"input": given}) for given in (whole, referring, [*referring])]
+    assert len({(answer.output_text, answer.usage and answer.usage.input_tokens) for answer in answers}) == 1
+    items = client.responses.input_items.list(answers[1].id, order="asc").data
+    assert [item.type for item in items] == ["message"] * 3
+    for unknown in ("mes_1", f"mes_resp_{'0' * 32}_0"):
+        with pytest.raises(NotFoundError, match=f"Item with id '{unknown}' not found"):
+            client.responses.create(**PLAIN | {"input": [{"id": unknown}]})
+
+
+def test_a_call_that_was_cut_off_and_text_after_a_call_may_be_sent_back(client: OpenAI) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": '{"city": "Par'}
+    text = {"role": "assistant", "content": "<tool_call>"}
+    output = {"type": "function_call_output", "call_id": "a", "output": "5"}
+    given = [{"role": "user", "content": ASKED}, call, text, output]
+    assert client.responses.create(**PLAIN | {"input": given, "tools": [TOOL]}).status == "completed"
+
+
 def test_an_error_in_a_stream_names_the_field_of_the_response() -> None:
     body = ResponsesRequest(model=MODEL, input=ASKED)
     metadata = ResponseMetadata(id="resp_1", created=0, model=MODEL, token_bytes=[b"a"] * 10)
@@ -231,4 +253,8 @@ def test_an_error_in_a_stream_names_the_field_of_the_response() -> None:
         events = [event async for event in answer_events(generation, (0, [Chunk("1", 0, (5,), ("a",))]), arriving)]
         return events[-1]
 
-    assert json.loads(asyncio.run(last_event()))["error"]["param"] == "text.format"
+    last = asyncio.run(last_event())
+    fields = json.loads(last.data)
+    assert fields["error"]["param"] == "text.format"
+    assert last.name == "error"
+    assert ResponseErrorEvent.model_validate(fields, strict=True).param == "text.format"

@@ -213,7 +213,7 @@ def with_arguments(arguments: str) -> dict[str, Any]:
     [
         ({"tools": [tool(f"f{n}") for n in range(500)]}, "tools", "500 functions; this server takes at most 128"),
         ({"tools": [tool("get weather")]}, "tools", "tools.0.function.name"),
-        ({"tools": [tool("f" * 65)]}, "tools", "tools.0.function.name"),
+        ({"tools": [tool("f" * 129)]}, "tools", "tools.0.function.name"),
         ({"tools": [tool("f"), tool("f")]}, "tools", "2 functions with the name 'f'; names must differ"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools", "tools.0"),
         ({"tools": [tool(parameters={"type": "string"})]}, "tools", "a schema of the type object"),
@@ -239,9 +239,6 @@ def with_arguments(arguments: str) -> dict[str, Any]:
         ({"messages": [*QUESTION, two_calls(*["a"] * 4097)]}, "messages", "holds 4097 tool calls"),
         ({"messages": [*QUESTION, two_calls("a", "a"), RESULT]}, "messages", "two calls with one id"),
         ({"messages": [*QUESTION, two_calls("a", "b"), RESULT | {"tool_call_id": "c"}]}, "messages", "a call 'c'"),
-        ({"messages": [*QUESTION, with_arguments("[1]"), RESULT]}, "messages", "are not a JSON object"),
-        ({"messages": [*QUESTION, with_arguments("{"), RESULT]}, "messages", "are not a JSON object"),
-        ({"messages": [*QUESTION, with_arguments("[" * 500_000), RESULT]}, "messages", "are not a JSON object"),
         ({"messages": [*QUESTION, with_arguments(json.dumps({"a": "x" * 1_000_000})), RESULT]}, None, "Shorten it"),
         ({"messages": [*QUESTION, {"role": "tool", "content": "5"}]}, "messages", "tool_call_id is missing"),
     ],

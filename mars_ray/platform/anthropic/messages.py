@@ -37,6 +37,14 @@ TYPES = {
 """Anthropic's type of an error, by HTTP status. Other statuses have the type `invalid_request_error`."""
 
 
+MESSAGES_NAMES = {
+    "a message with the role tool and its tool_call_id": "a tool_result block with its tool_use_id",
+    "correct tool_call_id": "correct tool_use_id",
+    "strings in stop is": "strings in stop_sequences is",
+}
+"""Names in the Messages API, by the words of errors about the chat request."""
+
+
 class MessagesErrorDetails(BaseModel):
     """Details of an error for programs."""
 
@@ -66,14 +74,23 @@ def uses_messages_api(path: str) -> bool:
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return an error as the body of an answer of Anthropic's API."""
-    shown: dict[str, Any] = {"type": TYPES.get(error.status, "invalid_request_error"), "message": error.message}
+    """Return an error as the body of an answer of Anthropic's API, with the names of that API."""
+    message = error.message
+    for chat, own in MESSAGES_NAMES.items():
+        message = message.replace(chat, own)
+    shown: dict[str, Any] = {"type": TYPES.get(error.status, "invalid_request_error"), "message": message}
     if error.code == NO_THREADS:
         shown["details"] = {"error_code": NO_THREADS}
     return {"type": "error", "error": shown, "request_id": request_id}
 
 
-ANTHROPIC = ApiForm(body=error_body, error_event="error", ends_with_done=False, key_header=b"x-api-key")
+ANTHROPIC = ApiForm(
+    body=error_body,
+    error_event="error",
+    ends_with_done=False,
+    id_header=b"request-id",
+    key_header=b"x-api-key",
+)
 
 MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorResponse} for status in ERRORS}
 

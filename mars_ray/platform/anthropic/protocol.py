@@ -32,11 +32,18 @@ from mars_ray.openai_api.protocol import LookaheadFields
 
 NO_THREADS = "thread_unsupported_request"
 """Code of the error that makes Anthropic's client send all messages again, without a thread."""
-IGNORED = frozenset(("cache_control", "metadata", "service_tier"))
+IGNORED = frozenset(("cache_control", "diagnostics", "metadata", "service_tier"))
 """Fields that are accepted without effect: they concern the caller's identity, billing or possible savings."""
 
 REFUSED = frozenset(("container", "context_management", "inference_geo", "mcp_servers", "speed"))
 """Fields of Anthropic's API that this server does not support."""
+
+ALL_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "context_management": ({}, {"edits": []}, {"edits": [ALL_THINKING]}),
+    "speed": ("standard",),
+}
+"""Values of these fields that are accepted because they request nothing."""
 
 _BLOCK = {
     "cache_control": "Anthropic's prompt caching",
@@ -127,7 +134,7 @@ class ConversationMessage(SentBack):
 
     unused = MESSAGE_FIELDS
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[
         str | Annotated[Items[Block], Field(min_length=1, max_length=PARTS_MAX)], BeforeValidator(_joined)
     ]
@@ -142,7 +149,11 @@ class ConversationMessage(SentBack):
 
     @model_validator(mode="after")
     def _blocks_of_the_role(self) -> "ConversationMessage":
-        other = ToolResultBlock if self.role == "assistant" else (ToolUseBlock, ThinkingBlock)
+        other = {
+            "assistant": (ToolResultBlock,),
+            "system": (ToolUseBlock, ThinkingBlock, ToolResultBlock),
+            "user": (ToolUseBlock, ThinkingBlock),
+        }[self.role]
         for block in self.content if isinstance(self.content, list) else ():
             if isinstance(block, other):
                 raise ValueError(f"a message with the role {self.role} may not hold a block of type {block.type}")
@@ -201,6 +212,8 @@ class Thinking(_Body):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """Accepted without effect: reasoning always comes back whole."""
 
 
 class OutputFormat(_Body):
@@ -242,6 +255,7 @@ class CountTokensRequest(RequestBody):
             raise ApiError.bad_request(
                 "this server holds no threads; leave thread out and send all messages.", "thread", NO_THREADS
             )
+        kept = {name: item for name, item in kept.items() if item not in NEUTRAL.get(name, ())}
         if refused := sorted(kept.keys() & REFUSED):
             raise ApiError.bad_request(
                 f"{refused[0]} is not supported by this server; leave it out.", refused[0], "unsupported_parameter"

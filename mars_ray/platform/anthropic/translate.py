@@ -7,6 +7,7 @@ Never: leaves out a field that would change the answer.
 
 import json
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 from mars_ray.chat.messages import (
@@ -49,11 +50,16 @@ def chat_request(body: CountTokensRequest, *, reasons: bool) -> ChatCompletionRe
             "the user.",
             "messages",
         )
-    messages: list[Message] = []
-    if system := _text(body.system):
-        messages.append(InputMessage(role="system", content=system))
-    for message in body.messages:
-        messages += _assistant(message) if message.role == "assistant" else _user(message)
+    leading = list(takewhile(lambda message: message.role == "system", body.messages))
+    system = "\n\n".join(text for text in (_text(body.system), *map(_text_blocks, leading)) if text)
+    messages: list[Message] = [InputMessage(role="system", content=system)] if system else []
+    for message in body.messages[len(leading) :]:
+        for part in _assistant(message) if message.role == "assistant" else _user(message):
+            before = messages[-1] if messages else None
+            if isinstance(part, InputMessage) and isinstance(before, InputMessage) and before.role == "user":
+                messages[-1] = InputMessage(role="user", content=f"{before.content}\n\n{part.content}")
+            else:
+                messages.append(part)
     choice = body.tool_choice or ToolChoice(type="auto")
     request = ChatCompletionRequest(
         model=body.model,
@@ -89,7 +95,7 @@ def _assistant(message: ConversationMessage) -> Iterator[AssistantMessage]:
     if isinstance(message.content, str):
         yield AssistantMessage(role="assistant", content=message.content)
         return
-    text = "".join(block.text for block in message.content if isinstance(block, TextBlock))
+    text = _text_blocks(message)
     thinking = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
     calls = [
         ToolCall(
@@ -104,16 +110,24 @@ def _assistant(message: ConversationMessage) -> Iterator[AssistantMessage]:
 
 
 def _user(message: ConversationMessage) -> Iterator[InputMessage | ToolMessage]:
-    """Yield the results in a message, then its text."""
-    if isinstance(message.content, str):
-        yield InputMessage(role="user", content=message.content)
-        return
-    for block in message.content:
+    """Yield the results in a message, then its text.
+
+    A message of the system in mid-conversation stays at its place as text of the user, because many chat templates
+    refuse a system message that is not the first. At the beginning it would change the prompt of every turn.
+    """
+    for block in message.content if isinstance(message.content, list) else ():
         if isinstance(block, ToolResultBlock):
             content = ("Error: " if block.is_error else "") + _text(block.content)
             yield ToolMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
-    if text := "".join(block.text for block in message.content if isinstance(block, TextBlock)):
+    text = _text_blocks(message)
+    if text or isinstance(message.content, str):
         yield InputMessage(role="user", content=text)
+
+
+def _text_blocks(message: ConversationMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(block.text for block in message.content if isinstance(block, TextBlock))
 
 
 def _tool(tool: Tool) -> FunctionTool:

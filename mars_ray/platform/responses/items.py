@@ -14,6 +14,7 @@ from mars_ray.platform.responses.protocol import (
     FunctionCallItem,
     FunctionOutputItem,
     Item,
+    ItemReference,
     MessageItem,
     ReasoningItem,
 )
@@ -80,3 +81,5 @@ def _fields(item: Item) -> dict[str, Any]:
             return {"call_id": item.call_id, "output": text_of_content(item.output)}
         case ReasoningItem():
             return {"summary": [], "content": [{"type": part.type, "text": part.text} for part in item.content]}
+        case ItemReference():
+            raise AssertionError("references were replaced by their items")

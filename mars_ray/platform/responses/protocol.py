@@ -26,8 +26,9 @@ from mars_ray.openai_api.protocol import (
 
 RESPONSES_PATH = "/v1/responses"
 
-RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"stream_options"}
-"""Fields that are accepted without effect. The only option of a stream adds padding."""
+RESPONSES_IGNORED = (IGNORED - {"metadata", "store"}) | {"max_tool_calls", "stream_options"}
+"""Fields that are accepted without effect. `max_tool_calls` counts calls of tools that OpenAI's servers run; the
+only option of a stream adds padding."""
 
 RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "access_programs": (),
@@ -36,7 +37,6 @@ RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "context_management": ([],),
     "conversation": (),
     "image": (),
-    "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
     "top_logprobs": (0,),
@@ -146,16 +146,27 @@ class ReasoningItem(_Item):
     content: Annotated[Items[ReasoningText], Field(max_length=1)] = Field([])
 
 
+class ItemReference(_Item):
+    """The id of an item of a stored response, in place of the item."""
+
+    unused = ITEM_FIELDS - {"id"}
+
+    type: Literal["item_reference"]
+    id: str
+
+
 def _typed(item: Any) -> Any:
-    """Return a message with its type, which clients may leave out or set to null."""
+    """Return a message or a reference with its type, which clients may leave out or set to null."""
     if not isinstance(item, dict) or item.get("type") is not None:
         return item
     untyped = {name: value for name, value in item.items() if name != "type"}
-    return {"type": "message", **untyped} if "role" in item else untyped
+    if "role" in item:
+        return {"type": "message", **untyped}
+    return {"type": "item_reference", **untyped} if untyped.keys() == {"id"} else untyped
 
 
 Item = Annotated[
-    MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem,
+    MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | ItemReference,
     Field(discriminator="type"),
     tagged_by("type"),
     BeforeValidator(_typed),

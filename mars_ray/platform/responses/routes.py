@@ -7,7 +7,9 @@ Never: shows a response to another account than its own; fails a finished answer
 
 import json
 import logging
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -24,16 +26,19 @@ from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.responses.events import ResponseEvent, ResponseObject, ResponseObjectBuilder
 from mars_ray.platform.responses.items import ItemPage, item_page, parsed_items, stored_items
-from mars_ray.platform.responses.protocol import RESPONSES_PATH, Item, ResponsesRequest
+from mars_ray.platform.responses.protocol import RESPONSES_PATH, Item, ItemReference, ResponsesRequest
 from mars_ray.platform.responses.response_store import ResponseStoreClient, StoredResponse
-from mars_ray.platform.responses.translate import chat_request_of, items_of, responses_error
+from mars_ray.platform.responses.translate import chat_request_of, items_of, responses_error, stream_error
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 log = logging.getLogger(__name__)
 
-RESPONSES = ApiForm(translated=responses_error)
+RESPONSE_ID = re.compile("resp_[0-9a-f]{32}")
+"""Id of a response, which the ids of its items contain."""
+
+RESPONSES = ApiForm(translated=responses_error, error_event="error", stream_error=stream_error)
 
 
 class DeletedResponse(BaseModel):
@@ -94,6 +99,7 @@ async def create_response(
     """Answer a request, and store the response unless the request declines. Raises `ApiError` and `MarsRayError`."""
     owner = _owner(http)
     endpoint = await models.find(body.model, _owner(http))
+    body = await _resolved(store, owner, body, endpoint.limits.body_bytes)
     before = await _conversation(store, owner, body, endpoint.limits.body_bytes)
     # A random id, because callers choose the id of the request and another caller must not guess this one.
     id = f"resp_{uuid4().hex}"
@@ -108,6 +114,37 @@ async def create_response(
         raise responses_error(error) from error
     except RequestError as error:
         raise responses_error(api_error(error)) from error
+
+
+async def _resolved(store: ResponseStoreClient, owner: str, body: ResponsesRequest, max_bytes: int) -> ResponsesRequest:
+    """Return a request with the stored items in place of the references to them. Raises an `ApiError` for an item that
+    is not stored, and if the responses that hold the items are larger than `max_bytes` together."""
+    items = list(items_of(body))
+    if not any(isinstance(item, ItemReference) for item in items):
+        return body
+    found: dict[str, Item] = {}
+    read = set[str]()
+    size = 0
+    for index, item in enumerate(items):
+        if not isinstance(item, ItemReference):
+            continue
+        response = RESPONSE_ID.search(item.id)
+        if response and response[0] not in read:
+            read.add(response[0])
+            with suppress(ResponseNotFoundError):
+                stored = await store.get(owner, response[0])
+                size += len(stored)
+                output = json.loads(stored)["output"]
+                ids = (fields["id"] for fields in output)
+                found |= zip(ids, parsed_items(json.dumps(output)), strict=True)
+        if size > max_bytes:
+            raise ApiError.bad_request("the items that input refers to are too large; send fewer.", "input")
+        if item.id not in found:
+            raise ApiError(
+                404, f"Item with id {item.id[:80]!r} not found.", type="invalid_request_error", param="input"
+            )
+        items[index] = found[item.id]
+    return body.model_copy(update={"input": items})
 
 
 async def _conversation(store: ResponseStoreClient, owner: str, body: ResponsesRequest, max_bytes: int) -> list[Item]:

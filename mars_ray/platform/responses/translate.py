@@ -57,6 +57,12 @@ def responses_error(error: ApiError) -> ApiError:
     return ApiError(error.status, message, type=error.type, param=param, code=error.code, headers=error.headers)
 
 
+def stream_error(error: ApiError, sequence_number: int) -> dict[str, Any]:
+    """Return an error as the last event of a stream. Some clients read its fields, others those of `error`."""
+    fields = {name: error.body()["error"][name] for name in ("code", "message", "param")}
+    return {"type": "error", "sequence_number": sequence_number, **fields, **error.body()}
+
+
 def items_of(body: ResponsesRequest) -> Sequence[Item]:
     """Return the items of the input. A text is a message of the user."""
     return [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
@@ -115,9 +121,9 @@ def _messages(items: Sequence[Item]) -> list[Message]:
     for item in items:
         match item:
             case MessageItem(role="assistant"):
-                if "content" in answer or calls:
+                if "content" in answer and not calls:
                     end_answer()
-                answer["content"] = [text_of_content(item.content)]
+                answer.setdefault("content", []).append(text_of_content(item.content))
             case ReasoningItem():
                 end_answer()
                 answer["reasoning_content"] = [part.text for part in item.content]

@@ -80,6 +80,7 @@ async def answer_events(
     usage = generation.usage
     exchange = Exchange.of(generation.http.scope)
     usage_in_all = options.include_usage and options.continuous_usage_stats
+    sent = 0
     try:
         arrived: NumberedPart | None = first
         while arrived:
@@ -91,6 +92,7 @@ async def answer_events(
                         if usage_in_all:
                             event = event.model_copy(update={"usage": usage.usage()})
                         yield sent_event(event)
+                        sent += 1
             if arrived := await arriving.next():
                 count_chunks(arrived[1], usage)
         await generation.count()
@@ -104,8 +106,10 @@ async def answer_events(
     except MarsRayError as error:
         refusal = exchange.api.translated(api_error(error, request_id=exchange.request_id))
         exchange.code = refusal.code  # for the log, because the status that was sent is 200
-        body = json.dumps(exchange.api.body(refusal, exchange.request_id))
-        yield NamedEvent(exchange.api.error_event, body) if exchange.api.error_event else body
+        form = exchange.api
+        fields = form.stream_error(refusal, sent) if form.stream_error else form.body(refusal, exchange.request_id)
+        body = json.dumps(fields)
+        yield NamedEvent(form.error_event, body) if form.error_event else body
 
 
 def count_chunks(chunks: Sequence[Chunk], usage: ResponseUsage) -> None:

@@ -245,6 +245,8 @@ class _Response:
             (b"cache-control", b"no-store"),
             (b"cross-origin-resource-policy", b"same-origin"),
         ]
+        if exchange.api.id_header:
+            self._headers.append((exchange.api.id_header, exchange.request_id.encode("ascii")))
 
     @property
     def started(self) -> bool:

@@ -17,8 +17,12 @@ class ApiForm:
     """Returns the body of an error; the second argument is the id of the request."""
     error_event: str | None = None
     """Name of the event that ends a stream with an error; None for an event without a name."""
+    stream_error: Callable[[ApiError, int], dict[str, Any]] | None = None
+    """Returns the error that ends a stream after so many events; None means `body`."""
     ends_with_done: bool = True
     """Whether a stream ends with `[DONE]`."""
+    id_header: bytes | None = None
+    """Header in which clients look for the id of a request, besides `x-request-id`."""
     key_header: bytes | None = None
     """Header in which clients may send the key alone, instead of in Authorization."""
 
