@@ -13,6 +13,8 @@ from itertools import takewhile
 from urllib.parse import unquote
 
 from mars_ray.data.record_file import read_records
+from mars_ray.data.records import parse_object
+from mars_ray.errors import BadRecordError
 from mars_ray.storage.location import AnyPath
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -57,10 +59,13 @@ def _text(escaped: str) -> str:
 
 
 def _as_input(raw: bytes) -> bytes:
-    """Return an answer of a job as a row for another job."""
-    row = json.loads(raw)
+    """Return an answer of a job as a row for another job. A damaged line stays as it is; its parser reports it."""
+    try:
+        row = parse_object(raw)
+    except BadRecordError:
+        return raw
     row.pop("threshold", None)
-    if row.get("sample"):
+    if row.get("sample") and "id" in row:
         row["id"] = f"{row['id']}-{row['sample']}"
     return json.dumps(row).encode()
 

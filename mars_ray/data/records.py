@@ -13,6 +13,7 @@ from reprlib import repr as shortened
 from typing import Any
 
 from mars_ray.chat.conversation import ID_CHARS, PlainMessage, ToolDefinition, read_arguments, read_messages, read_tools
+from mars_ray.chat.nesting import LEVELS, is_nested_too_deeply
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.errors import BadRecordError, RequestError
 
@@ -80,6 +81,8 @@ def parse_object(raw: bytes, decoder: json.JSONDecoder = JSON) -> dict[str, Any]
         raise BadRecordError(f"it is not JSON ({error}): {raw[:60]!r}") from None
     if not isinstance(fields, dict):
         raise BadRecordError(f"it is not a JSON object but {raw[:60]!r}")
+    if is_nested_too_deeply(raw, fields):
+        raise BadRecordError(f"it is nested more than {LEVELS} levels deep: {raw[:60]!r}")
     return fields
 
 

@@ -11,6 +11,7 @@ jumps removes nothing. Operators and policies have separate bounds, so a busy po
 
 import json
 import logging
+import re
 import threading
 import time
 import uuid
@@ -28,6 +29,8 @@ from mars_ray.storage.whole_file import write_lines
 log = logging.getLogger("mars_ray.audit")
 
 Kind = Literal["operators", "policy"]
+SEGMENT = re.compile(r"\d{13}-[a-z]+-[0-9a-f]{12}-\d{8,}\.jsonl")
+"""Name of a segment. Other files in the folder are left alone."""
 SEGMENT_BYTES = 64 * 2**10
 SEGMENT_MS = 86_400_000
 KEPT_BYTES = 16 * 2**20
@@ -161,7 +164,7 @@ def _segments(folder: AnyPath) -> list[str]:
         names = [path.name for path in folder.glob("*.jsonl")]
     else:
         names = [str(path).rpartition("/")[2] for path in folder.fs.find(folder.path)]
-    return sorted(name for name in names if name.endswith(".jsonl") and not name.startswith("."))
+    return sorted(filter(SEGMENT.fullmatch, names))
 
 
 def _newest_first(folder: AnyPath, after: str | None) -> Iterator[str]:
@@ -180,7 +183,7 @@ def _newest_first(folder: AnyPath, after: str | None) -> Iterator[str]:
         if after is not None and name[:13] > after[:13]:
             continue
         try:
-            content = (folder / name).read_text(encoding="utf-8")
+            content = (folder / name).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             continue  # removed meanwhile
         pairs = [(id, line) for line in content.splitlines() if (id := _id_of(line)) is not None]

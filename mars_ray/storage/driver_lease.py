@@ -59,8 +59,9 @@ class DriverLease:
         finally:
             ended.set()
             renewing.join()
-            if self._is_ours():
-                self._path.fs.rm(self._path.path)
+            with suppress(Exception):  # the store is away; the lease runs out by itself
+                if self._is_ours():
+                    self._path.fs.rm(self._path.path)
 
     def _renew_until(self, ended: threading.Event) -> None:
         while not ended.wait(RENEW_S):

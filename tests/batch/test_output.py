@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mars_ray.batch.output import folder as module
 from mars_ray.batch.output import ledger
 from mars_ray.batch.output.folder import OutputFolder, open_output
-from mars_ray.batch.output.ledger import LEDGER, Ledger, undone
+from mars_ray.batch.output.ledger import LEDGER, Ledger, rows_done, undone
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import ConfigError, OutputError, RunError
 from tests.factories.rows import row_result
@@ -104,13 +104,16 @@ def test_a_job_takes_what_its_runs_took_each_up_to_its_last_row(tmp_path: Path) 
         assert output.history.seconds == 2.25
 
 
-@pytest.mark.parametrize("lately", [1, 2, 3])
-def test_what_is_done_can_be_told_while_the_driver_writes(tmp_path: Path, lately: int) -> None:
-    with shards_of(lately), open_output(tmp_path / "out", new=False) as output:
+@pytest.mark.parametrize(
+    ("name", "lately"), [("out", 1), ("out", 2), ("out", 3), ("out#2", 1), ("a?b", 1), ("o%75t", 1)]
+)
+def test_what_is_done_can_be_told_while_the_driver_writes(tmp_path: Path, name: str, lately: int) -> None:
+    with shards_of(lately), open_output(tmp_path / name, new=False) as output:
         output.take([row_result(1), row_result(2, error=True)], 1.0)
         keys = [number.to_bytes(16, "big") for number in range(4)]
-        assert undone(tmp_path / "out" / LEDGER, keys) == {keys[0], keys[3]}
-        assert output.ledger.done == 2
+        assert undone(tmp_path / name / LEDGER, keys) == {keys[0], keys[3]}
+        assert output.ledger.done == rows_done(tmp_path / name / LEDGER) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_what_could_not_be_written_down_can_be_taken_again(tmp_path: Path) -> None:
@@ -141,6 +144,14 @@ def test_a_job_that_did_nothing_leaves_no_folder(tmp_path: Path) -> None:
     with open_output(tmp_path / "a" / "b", new=False):
         pass
     assert not (tmp_path / "a").exists()
+
+
+def test_a_job_that_did_nothing_leaves_the_output_of_another_below_the_same_folder(tmp_path: Path) -> None:
+    with open_output(tmp_path / "runs" / "a", new=False), open_output(tmp_path / "runs" / "b", new=False) as other:
+        other.take([row_result(1)], 1.0)
+        other.flush()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["b"]
+    assert rows_done(tmp_path / "runs" / "b" / LEDGER) == 1
 
 
 def test_new_puts_an_earlier_job_aside(tmp_path: Path) -> None:

@@ -178,6 +178,35 @@ def test_a_grammar_waits_while_those_in_use_fill_the_room(grammars: Grammars, mo
     asyncio.run(test())
 
 
+def test_a_grammar_that_nobody_wants_any_more_makes_room_once_it_is_compiled(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        orders: list[Order] = []
+        async with storing(grammars, 1, monkeypatch) as (store, _):
+            store._send = orders.append
+
+            async def use(text: str) -> None:
+                async with store.use(regex(text), ""):
+                    pass
+
+            async def ordered(text: str) -> None:
+                while Prepare(regex(text)) not in orders:
+                    await asyncio.sleep(0)
+
+            left, waiting = asyncio.create_task(use("a")), asyncio.create_task(use("b"))
+            await ordered("a")
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+            store.compiled(regex("a"), None)
+            await ordered("b")
+            store.compiled(regex("b"), None)
+            await waiting
+        assert orders == [Prepare(regex("a")), Forget(regex("a")), Prepare(regex("b"))]
+
+    asyncio.run(test())
+
+
 def test_who_waits_for_a_grammar_hears_that_the_engine_is_gone(grammars: Grammars) -> None:
     async def test() -> None:
         ordered = asyncio.Event()

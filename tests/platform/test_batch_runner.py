@@ -155,7 +155,7 @@ def usage_of(number: int, url: str = URL) -> dict[str, Any]:
     }
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """The place where a process would end."""
 
 
@@ -527,6 +527,21 @@ def test_a_damaged_batch_and_stray_names_do_not_stop_other_batches(
     run_until(BatchRunner(place.tools(Routes(at_once))), lambda: place.batches.get(OWNER, id).status == "completed")
     assert [batch.id for batch in place.batches.page(OWNER, after=None, limit=9).data] == [id]
     assert len([record for record in caplog.records if damaged in record.message]) == 1
+
+
+def test_a_damaged_state_and_a_row_that_fails_stop_no_other(place: Place) -> None:
+    damaged, id = place.begin(1), place.begin(3)
+    [folder] = place.root.glob(f"jobs/*/{damaged}")
+    (folder / "state.json").write_text('{"unknown": 1}')
+
+    async def failing(prompt: str) -> None:
+        if prompt == "1":
+            raise RecursionError
+
+    run_until(BatchRunner(place.tools(Routes(failing))), lambda: place.batches.get(OWNER, id).status == "completed")
+    batch = place.batches.get(OWNER, id)
+    assert sorted(place.lines(batch.output_file_id)) == ["0", "2"]
+    assert place.lines(batch.error_file_id)["1"]["error"]["code"] == "internal_error"
 
 
 def test_a_store_gets_and_gives_files_in_small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

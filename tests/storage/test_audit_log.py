@@ -122,6 +122,15 @@ def test_a_damaged_line_hides_no_other(tmp_path: Path, caplog: pytest.LogCapture
     assert "no event" in caplog.text
 
 
+def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_bytes(b"\xff\n")
+    (tmp_path / "0000000000001-operators.jsonl").write_text("x")
+    log = AuditLog(tmp_path)
+    log.record("key:ada", "act", "0")
+    assert [event.subject for event in log.read().events] == ["0"]
+    assert (tmp_path / "notes.jsonl").exists()
+
+
 def test_without_a_storage_events_are_in_the_log_of_the_process(caplog: pytest.LogCaptureFixture) -> None:
     log = AuditLog(None)
     with caplog.at_level(logging.INFO, "mars_ray.audit"):

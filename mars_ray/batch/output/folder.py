@@ -228,7 +228,7 @@ def open_output(folder: AnyPath, *, new: bool) -> AbstractContextManager[OutputF
     without any finished row is removed.
     """
     if isinstance(folder, Path):
-        return _open_local_output(folder, new=new)
+        return _open_local_output(folder.absolute(), new=new)
     return _open_stored_output(folder, new=new)
 
 
@@ -262,7 +262,10 @@ def _open_local_output(folder: Path, *, new: bool) -> Iterator[OutputFolder]:
             empty = not ledger.done
             ledger.close()
             if empty and created:
-                shutil.rmtree(created[-1])
+                shutil.rmtree(folder)
+                with suppress(OSError):  # another job has its output below the same folder
+                    for parent in created[1:]:
+                        parent.rmdir()
 
 
 def _backup_name(folder: P) -> P:

@@ -9,12 +9,14 @@ its workers produce later are not passed to any other driver.
 """
 
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from mars_ray.batch.rows.columns import ColumnKinds
 from mars_ray.batch.rows.row_tables import RowResult
@@ -215,7 +217,7 @@ class Ledger:
 def rows_done(path: Path) -> int:
     """Return the number of finished rows in the ledger at `path`; 0 if there is no ledger. Any process may call it."""
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        with closing(_opened(path)) as connection:
             # Count in one statement, because keys move between the tables.
             lately = f"SELECT coalesce(sum(length(keys)), 0) / {KEY_BYTES} FROM lately"
             [(count,)] = connection.execute(f"SELECT (SELECT count(*) FROM done) + ({lately})")
@@ -226,10 +228,15 @@ def rows_done(path: Path) -> int:
 
 def undone(path: Path, keys: Sequence[bytes]) -> set[bytes]:
     """Return the keys of unfinished rows, according to the ledger at `path`. Any process may call it."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+    with closing(_opened(path)) as connection:
         # Keys move from `lately` to `done`, so reading the tables in this order misses no key.
         lately = _lately(connection)
         return _not_in(connection, set(keys) - lately)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Open the ledger at `path` for reading only."""
+    return sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro", uri=True)
 
 
 def _kind(reason: str) -> str:

@@ -82,7 +82,7 @@ def run_job(plan: JobPlan) -> JobReport:
             clock=time.monotonic,
             on_row=trace_row,
         )
-        app = f"{BATCH}{hashlib.sha256(str(output.folder.absolute()).encode()).hexdigest()[:12]}"
+        app = f"{BATCH}{hashlib.sha256(os.fsencode(str(output.folder.absolute()))).hexdigest()[:12]}"
         shown_job = _ShownJob(job)
         control_loop = ControlLoop(
             app, plan.engines.control, job.estimate_tokens_left, options.deadline_s, shown_job.refresh

@@ -1,6 +1,7 @@
 """Interface of row formats, which turn the JSON text of a row into a request, and answers into output records."""
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from mars_ray.data.records import parse_object
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
-from mars_ray.errors import BadRecordError
+from mars_ray.errors import BadRecordError, MarsRayError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 
 if TYPE_CHECKING:
     from mars_ray.batch.rows.row_ids import RowId
     from mars_ray.model.folder import ResolvedModel
 
+log = logging.getLogger(__name__)
+
 JsonRecord = dict[str, Any]
 
 FLOAT64 = range(-(2**53), 2**53 + 1)
 """Integers that float64 represents exactly."""
-NESTED = 200
-"""Number of opening brackets above which a row may be nested too deeply to be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,18 @@ class RowFormat(Protocol):
         """Return the record for the errors file."""
 
 
+def parsed_row(row_format: RowFormat, id: str, raw: bytes) -> ParsedRow:
+    """Parse a row as `RowFormat.parse` does. An unexpected error is an error of the row, because it must not stop the
+    others."""
+    try:
+        return row_format.parse(id, raw)
+    except MarsRayError:
+        raise
+    except Exception as error:
+        log.exception("a row cannot be read: %.200r", raw)
+        raise BadRecordError(f"it cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+
+
 class RowFormatSettings(Protocol):
     """Settings of a row format, which travel to the workers."""
 
@@ -72,13 +85,7 @@ def parse_row(raw: bytes) -> JsonRecord:
 
     The text of a column may be invalid Unicode, because the column may be unused.
     """
-    columns = parse_object(raw, _FINITE)
-    if raw.count(b"[") + raw.count(b"{") > NESTED:
-        try:
-            json.dumps(columns)
-        except RecursionError:  # JSON that can be parsed may still be too deep to write
-            raise BadRecordError(f"it is nested too deeply: {raw[:60]!r}") from None
-    return columns
+    return parse_object(raw, _FINITE)
 
 
 def without_fraction(value: Any) -> Any:

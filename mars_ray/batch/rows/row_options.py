@@ -18,6 +18,9 @@ from mars_ray.engine.request import NUMBERS, DecodeParams, SamplingParams, seed_
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.strict_schema import closed_schema
 
+TOKEN_DIGITS = 10
+"""Maximum digits of a token id."""
+
 COLUMNS = ("max_tokens", "temperature", "top_p", "seed", "stop", "n")
 """Parameters that may be columns of their own."""
 OPTIONS = (*COLUMNS, "sampling", "threshold", "mode")
@@ -53,7 +56,10 @@ def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingPa
     if (ids := options.pop("stop_token_ids", None)) is not None:
         options["stop_ids"] = _stop_ids(ids)
     if isinstance(biases := options.get("logit_bias"), dict):  # JSON keys are always text
-        options["logit_bias"] = {int(token) if token.isdecimal() else token: bias for token, bias in biases.items()}
+        options["logit_bias"] = {
+            int(token) if len(token) <= TOKEN_DIGITS and token.isdecimal() else token: bias
+            for token, bias in biases.items()
+        }
     grammars = [_grammar(name, options.pop(name)) for name in GRAMMARS if name in options]
     if len(grammars) > 1:
         raise RequestError(f"give only one of {', '.join(GRAMMARS)}.")

@@ -16,7 +16,7 @@ from mars_ray.batch.output.folder import FileFormat, OutputFolder
 from mars_ray.batch.rows.columns import ColumnKinds
 from mars_ray.batch.rows.openai_format import OpenAIFormatSettings, is_openai_batch
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
-from mars_ray.batch.rows.row_format import RowFormat, RowFormatSettings
+from mars_ray.batch.rows.row_format import RowFormat, RowFormatSettings, parsed_row
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.input_files import JobInput, find_input
 from mars_ray.batch.run.options import GenerateOptions
@@ -203,7 +203,7 @@ def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: in
         if len(raw) > ROW_BYTES:
             return
         try:
-            prompt = row_format.parse("first", raw).request.prompt
+            prompt = parsed_row(row_format, "first", raw).request.prompt
             if len(prompt) < positions:
                 return
             raise PromptTooLongError(f"its prompt has {len(prompt)} tokens, more than the model's {positions}")

@@ -3,12 +3,13 @@
 import math
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from mars_ray.batch.output.folder import FileFormat
 from mars_ray.engine.checked_fields import Texts, check_fields
 from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, OutputError
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.model.resolve import Name
 from mars_ray.storage.location import PathOrUrl
@@ -93,6 +94,11 @@ class GenerateOptions:
     def check(self) -> None:
         """Raise a `ConfigError` for a number out of range."""
         self.workers.check()
+        if isinstance(self.output, Path):
+            try:
+                self.output.absolute().exists()
+            except OSError as error:  # such as a name that is too long
+                raise OutputError(f"Cannot use {self.output}: {error.strerror}. Give another output folder.") from error
         if self.template is not None and self.prompt_column is not None:
             raise ConfigError(
                 "give template or prompt_column, not both: a template builds the whole prompt, and {{ question }} in "

@@ -19,7 +19,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from mars_ray.batch.rows.row_format import ParsedRow, RowFormat
+from mars_ray.batch.rows.row_format import ParsedRow, RowFormat, parsed_row
 from mars_ray.batch.rows.row_ids import RowId
 from mars_ray.batch.rows.row_tables import RowResult, as_json
 from mars_ray.batch.run.isolation import Isolation
@@ -124,7 +124,7 @@ class Worker:
 
     async def _parse(self, row_format: RowFormat, id: str, raw: bytes) -> ParsedRow:
         try:
-            return await self._parsing.run(partial(row_format.parse, id, raw))
+            return await self._parsing.run(partial(parsed_row, row_format, id, raw))
         except TimeoutError:
             raise BadRecordError(
                 f"the chat template did not render it within {PARSE_SECONDS:g} s; shorten it, or correct the template"

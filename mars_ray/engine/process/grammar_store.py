@@ -26,6 +26,8 @@ LEAST_BYTES = 64 << 10
 @dataclass(slots=True, eq=False)
 class _Compiled:
     ready: asyncio.Future[None] = field(init=False)
+    compiles: bool = True
+    """Whether the checker or the engine still works on the grammar."""
     bytes: int = 0
     users: int = 0
     """Number of requests that wait for the grammar or use it."""
@@ -87,6 +89,10 @@ class GrammarStore:
         except BaseException:
             self._grammars.pop(spec, None)
             raise
+        finally:
+            grammar.compiles = False
+            async with self._freed:  # its users may all have left meanwhile
+                self._freed.notify_all()
 
     def _make_room(self, size: int) -> bool:
         """Drop unused grammars, least recently used first, until `size` bytes fit, and return whether they do.
@@ -97,7 +103,7 @@ class GrammarStore:
         for spec, grammar in list(self._grammars.items()):
             if total <= ROOM_BYTES:
                 break
-            if not grammar.users and grammar.ready.done():
+            if not grammar.users and not grammar.compiles:
                 del self._grammars[spec]
                 self._send(Forget(spec))
                 total -= grammar.bytes

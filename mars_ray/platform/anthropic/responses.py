@@ -215,6 +215,6 @@ def _object(arguments: str) -> dict[str, Any]:
     """Return the arguments of a call; empty if the answer ended before they were complete."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -213,8 +213,11 @@ class BatchStore:
         return self._folders.batches(batch.owner) / batch.id
 
     def state(self, batch: StoredBatch) -> BatchState:
-        """Return the state that a driver wrote last."""
-        return BatchState.model_validate(read_json(self.folder(batch) / STATE) or {})
+        """Return the state that a driver wrote last. Raises `DataError` if it is damaged."""
+        try:
+            return BatchState.model_validate(read_json(self.folder(batch) / STATE) or {})
+        except ValidationError as error:
+            raise DataError(f"the state of batch {batch.id} is damaged: {error.errors()[0]['msg']}.") from error
 
     def is_cancelled(self, batch: StoredBatch) -> bool:
         """Return whether the owner has asked to cancel."""

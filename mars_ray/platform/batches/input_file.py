@@ -13,6 +13,8 @@ from typing import IO, Any, NamedTuple
 
 from openai.types.batch_error import BatchError
 
+from mars_ray.chat.nesting import LEVELS, is_nested_too_deeply
+
 ERRORS_MAX = 50
 """Maximum number of errors in the list."""
 SHOWN_CHARS = 80
@@ -106,6 +108,8 @@ def _check_line(line: bytes | None, url: str, number: int) -> BatchRow | BatchEr
             raise ValueError
     except (ValueError, RecursionError):
         return _error("invalid_json_line", "the line is not a JSON object in UTF-8.", number)
+    if is_nested_too_deeply(line, fields):
+        return _error("invalid_json_line", f"the line is nested more than {LEVELS} levels deep.", number)
     if missing := sorted(FIELDS - fields.keys()):
         return _error("missing_required_parameter", f"the row has no {missing[0]!r}.", number, missing[0])
     if unknown := sorted(fields.keys() - FIELDS):

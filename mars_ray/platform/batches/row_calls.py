@@ -8,6 +8,7 @@ Never: gives a row an error because the endpoint has no room or no engine at the
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from mars_ray.batch.run.adaptive_limit import AdaptiveLimit
 from mars_ray.control.demand import TOKENS_AT_FIRST
 from mars_ray.platform.batches.batch_store import StoredBatch
 from mars_ray.platform.batches.input_file import BatchRow
+
+log = logging.getLogger(__name__)
 
 IN_FLIGHT = 512
 """Maximum number of rows of all batches at the same time."""
@@ -126,7 +129,11 @@ class RowCalls:
                 body = row.body()
                 if body.get("stream"):
                     return refused_row(batch, row, "stream_not_supported", "a batch cannot stream; leave stream out.")
-                answer = await self._caller.call(batch, body, _line_id(batch, row))
+                try:
+                    answer = await self._caller.call(batch, body, _line_id(batch, row))
+                except Exception:  # one row must not stop the others
+                    log.exception("a row of batch %s failed", batch.id)
+                    return refused_row(batch, row, "internal_error", "the server failed on this row.")
                 del body
                 if answer.status not in RETRIED:
                     self._took(batch)

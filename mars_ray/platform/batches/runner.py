@@ -14,7 +14,7 @@ from contextlib import suppress
 from copy import deepcopy
 
 from mars_ray.control.cluster_load import Backlog
-from mars_ray.errors import MarsRayError
+from mars_ray.errors import DataError, MarsRayError
 from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
 from mars_ray.platform.batches.batch_store import ENDED, BatchFigures, BatchState, StoredBatch
 from mars_ray.platform.batches.storage_paths import RESULTS, result_id
@@ -174,12 +174,19 @@ class BatchRunner:
         with suppress(MarsRayError):  # the log has a line about a storage that is away
             await asyncio.to_thread(lambda: self._tools.batches.write_figures(self._all_figures(states, counts)))
 
+    def _state(self, batch: StoredBatch) -> BatchState:
+        """Return the state of a batch. A damaged one counts as that of a new batch; its driver says so in the log."""
+        try:
+            return self._tools.batches.state(batch)
+        except DataError:
+            return BatchState()
+
     def _all_figures(self, states: dict[str, BatchState], counts: BatchCounts) -> BatchFigures:
         """Return the figures of all batches. `states` holds the states of running batches by id, and `counts` the
         counts of ended ones at the same moment."""
         batches = self._tools.batches.unfinished()
         waiting = [batch for batch in batches if batch.id not in states]
-        self._waiting = {batch.id: self._waiting.get(batch.id) or self._tools.batches.state(batch) for batch in waiting}
+        self._waiting = {batch.id: self._waiting.get(batch.id) or self._state(batch) for batch in waiting}
         states = self._waiting | states
         batches = [batch for batch in batches if states[batch.id].status not in ENDED]  # about to be forgotten
         statuses = ["waiting" if batch.id in self._waiting else states[batch.id].status for batch in batches]
@@ -201,5 +208,8 @@ class BatchRunner:
 
 async def _repeat(work: Callable[[], Awaitable[None]], pause_s: float) -> None:
     while True:
-        await work()
+        try:
+            await work()
+        except Exception:  # the batches that run must go on
+            log.exception("the runner of batches tries again in %g s", pause_s)
         await asyncio.sleep(pause_s)

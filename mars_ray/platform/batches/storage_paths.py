@@ -15,7 +15,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -137,8 +137,14 @@ def bytes_below(folder: AnyPath) -> int:
     """Return the size of all files below a folder. Raises `UnavailableError`."""
     with unavailable(folder):
         if isinstance(folder, Path):
-            return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            return sum(_size(path) for path in folder.rglob("*"))
         return sum(info["size"] or 0 for info in folder.fs.find(folder.path, detail=True).values())
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):  # removed meanwhile
+        return path.stat().st_size if path.is_file() else 0
+    return 0
 
 
 def read_json(path: AnyPath) -> dict[str, Any] | None:

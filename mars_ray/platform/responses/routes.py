@@ -122,7 +122,7 @@ async def _resolved(store: ResponseStoreClient, owner: str, body: ResponsesReque
     items = list(items_of(body))
     if not any(isinstance(item, ItemReference) for item in items):
         return body
-    found: dict[str, Item] = {}
+    stored_by_id: dict[str, Item] = {}
     read = set[str]()
     size = 0
     for index, item in enumerate(items):
@@ -136,14 +136,14 @@ async def _resolved(store: ResponseStoreClient, owner: str, body: ResponsesReque
                 size += len(stored)
                 output = json.loads(stored)["output"]
                 ids = (fields["id"] for fields in output)
-                found |= zip(ids, parsed_items(json.dumps(output)), strict=True)
+                stored_by_id |= zip(ids, parsed_items(json.dumps(output)), strict=True)
         if size > max_bytes:
             raise ApiError.bad_request("the items that input refers to are too large; send fewer.", "input")
-        if item.id not in found:
+        if item.id not in stored_by_id:
             raise ApiError(
                 404, f"Item with id {item.id[:80]!r} not found.", type="invalid_request_error", param="input"
             )
-        items[index] = found[item.id]
+        items[index] = stored_by_id[item.id]
     return body.model_copy(update={"input": items})
 
 

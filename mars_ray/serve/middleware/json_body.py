@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mars_ray.chat.nesting import LEVELS, is_nested_too_deeply
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import RequestError
@@ -72,6 +73,8 @@ def parse(body: bytes) -> Any:
         raise _no_json("it is nested too deeply") from None
     except ValueError:
         raise _no_json("a number has too many digits") from None
+    if is_nested_too_deeply(text, value):
+        raise _no_json(f"it is nested more than {LEVELS} levels deep")
     if _LONE_SURROGATE.search(text):
         try:
             refuse_lone_surrogates(value)
