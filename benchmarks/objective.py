@@ -157,6 +157,7 @@ def judged(arguments: argparse.Namespace, model: ResolvedModel, adapter: Path) -
     network = load_model(model, dtype=getattr(torch, precision_of(model)), attention="sdpa").network
     network.set_attn_implementation(tiles.ATTENTION)
     lora = load_adapter(adapter, model.folder).lora
+    lora.attach(network)
     AdapterLoss(network, lora, 1.0)
     rows = PackedData(arguments.heldout)
     numbers = range(SELECTION_ROWS, min(len(rows), SELECTION_ROWS + arguments.test_rows))
