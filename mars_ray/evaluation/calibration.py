@@ -31,6 +31,7 @@ from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.stats.grid import GRID
 from mars_ray.errors import (
     BadRecordError,
+    ConfigError,
     DataError,
     InterruptedRunError,
     ModelError,
@@ -328,6 +329,8 @@ class CalibrateOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.thresholds is not None and 1 not in self.thresholds:
+            raise ConfigError(f"thresholds are {list(self.thresholds)}; add 1, because losses are measured against it.")
 
 
 def calibrate(

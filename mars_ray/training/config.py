@@ -17,7 +17,7 @@ from mars_ray.storage.location import PathOrUrl
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSection(_Section):
@@ -143,7 +143,7 @@ class TrainConfig(_Section):
     patience: int | None = Field(None, ge=1)
     """With an adapter: number of measurements in a row, none of which finds more tokens per forward than before, after
     which the run ends early. With null, all steps are done."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**40)
 
     @model_validator(mode="after")
     def _rows_divide_evenly(self) -> "TrainConfig":

@@ -119,8 +119,9 @@ class RunFolder:
         return self._stop_seen
 
     def give_up(self, error: MarsRayError) -> None:
-        """Record the error that ended the workers."""
-        write_file(self._error, [json.dumps({"kind": type(error).__name__, "message": str(error)}).encode()])
+        """Record the error that ended the workers. If several workers do so at once, one of them is enough."""
+        with suppress(MarsRayError):
+            write_file(self._error, [json.dumps({"kind": type(error).__name__, "message": str(error)}).encode()])
 
     def raise_reason(self) -> None:
         """Raise the error that ended the workers, if there is one."""

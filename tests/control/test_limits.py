@@ -78,9 +78,21 @@ def test_thresholds_beside_the_grid_may_be_calibrated() -> None:
 
 
 def test_what_is_measured_live_counts_more_than_calibration() -> None:
-    assert bounds(calibrated((0.7, 0.9)), {0.7: (0.99, 5000.0)}) == Bounds(0.5, 0.95, 0.5)
+    assert bounds(calibrated((0.7, 0.9), (0.5, 0.99)), {0.7: (0.99, 5000.0)}).floor == 0.5
     assert bounds(calibrated((0.7, 0.99)), {0.7: (0.8, 5000.0)}).floor == 0.8
-    assert bounds(calibrated((0.7, 0.9)), {0.7: (0.99, 50.0)}).floor == 0.8
+    assert bounds(calibrated((0.7, 0.9)), {0.7: (0.99, 50.0)}).floor == 0.85
+
+
+def test_a_threshold_between_two_calibrated_ones_loses_agreement_in_proportion() -> None:
+    assert bounds(calibrated((1.0, 1.0), (0.5, 0.97))).floor == 0.5
+    assert bounds(calibrated((1.0, 1.0), (0.5, 0.92))).floor == 0.7
+
+
+def test_no_threshold_below_those_that_were_calibrated() -> None:
+    found = bounds(calibrated((1.0, 1.0), (0.7, 0.99)))
+    assert (found.floor, found.floor_reason) == (0.7, "calibration tried no threshold below 0.7")
+    accuracy = ControlPlan(ceiling=1.0, classes=(ServiceClass(floor=0.1),), accuracy=((1.0, 0.7), (0.3, 0.7)))
+    assert bounds(accuracy).floor == 0.3
 
 
 AUDITS = st.dictionaries(st.sampled_from(GRID[1:]), st.tuples(st.floats(0, 1), st.floats(0, 1e5)))

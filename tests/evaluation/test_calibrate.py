@@ -26,7 +26,7 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import FAMILIES, is_right_answer
 from mars_ray.engine.kv.attention import ATTENTION
 from mars_ray.engine.request import SamplingParams
-from mars_ray.errors import InterruptedRunError, ModelError
+from mars_ray.errors import ConfigError, InterruptedRunError, ModelError
 from mars_ray.evaluation import agreement
 from mars_ray.evaluation.agreement import agreed_tokens
 from mars_ray.evaluation.calibration import (
@@ -349,3 +349,9 @@ def test_the_calibration_of_an_adapter_goes_into_its_own_card(folder: Path, tmp_
     assert all(1 < point.tokens_per_forward <= 1 + card.block for point in written.calibration)
     assert written.model_copy(update={"calibration": ()}) == card
     assert (folder / CARD_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("thresholds", [(), (0.9, 0.8)])
+def test_a_calibration_without_threshold_1_is_refused(thresholds: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="add 1, because losses are measured against it"):
+        CalibrateOptions(thresholds=thresholds)

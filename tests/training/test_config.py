@@ -42,6 +42,8 @@ def test_data_by_url_reaches_workers_by_url(tmp_path: Path) -> None:
         ("heldout: b.jsonl", "heldout: b.jsonl, max_dropped: 2", r"data.max_dropped is 2, must be at most 1"),
         ("epochs: 1", "epoch: 1", r"optimizer.epoch is not a setting"),
         ("epochs: 1", "epochs: -1", r"optimizer.epochs is -1, must be above 0"),
+        ("epochs: 1", "epochs: .inf", r"optimizer.epochs is inf"),
+        ("epochs: 1}", "epochs: 1}\nseed: 20261128093015", r"seed is 20261128093015"),
         ("kind: mars", "kind: marz", r"objective.kind is 'marz', must be 'ar' or 'mars'"),
         ("kind: mars", "kind: mars, block: 1", r"objective.block is 1, must be at least 2"),
         ("kind: mars", "kind: ar, block: 4, decay: 0.5", r"objective is .*: block, decay: only kind mars"),

@@ -92,7 +92,8 @@ class ControlLoop:
         controller = RayController(self._app, self._plan)
         yielding = Yielding(self._plan.settings.recover_s)
         while not self._ended.is_set():
-            with suppress(MarsRayError):  # workers can continue without a controller for a while
+            # Workers can continue without a controller, or without the head of the cluster, for a while.
+            with suppress(MarsRayError, RayError, RuntimeError):
                 paused = yielding.follow(await online_statuses(), time.monotonic())
                 backlog = Backlog(tokens=self._tokens_left(), seconds=self.left_s)
                 self._read(await controller.update_backlog(backlog, paused=paused), paused)

@@ -23,14 +23,17 @@ class BatchJob:
     def __init__(self) -> None:
         self._backlog: Backlog | None = None
         self._updated_s = 0.0
-        self.paused = False
-        """Whether workers must not take new rows."""
+        self._paused = False
 
     def update(self, backlog: Backlog, now_s: float, *, paused: bool) -> None:
-        """Store the driver's latest report. `paused` holds until the next one, the backlog for up to `BACKLOG_S`."""
+        """Store the driver's latest report, which holds for up to `BACKLOG_S`."""
         self._backlog = backlog
         self._updated_s = now_s
-        self.paused = paused
+        self._paused = paused
+
+    def is_paused(self, now_s: float) -> bool:
+        """Return whether workers must not take new rows. A driver that is gone pauses nobody."""
+        return self._paused and now_s - self._updated_s <= BACKLOG_S
 
     def state(self, replicas: ReplicaRegistry, now_s: float) -> BatchJobState | None:
         """Return the current state of the job; None if there is no job, no driver that reports it, or no worker."""

@@ -118,7 +118,7 @@ class Controller:
     def update_backlog(self, backlog: Backlog, *, paused: bool) -> ClusterStatus:
         """Set the remaining work of a batch job and whether its workers pause; return the status.
 
-        The backlog holds for up to `batch_job.BACKLOG_S` seconds, `paused` until the next call.
+        Both hold for up to `batch_job.BACKLOG_S` seconds.
         """
         self._job.update(backlog, self._now_s(), paused=paused)
         return self.status()
@@ -163,7 +163,7 @@ class Controller:
             tokens=sum(state.tokens for state in engine_states),
             workers=len(engine_states),
             late_s=max(decision.late_s for decision in self._decisions.values()),
-            paused=self._job.paused,
+            paused=self._job.is_paused(self._now_s()),
             notice="; ".join(filter(None, (notice_of(engine_states), *warnings_of(engine_states)))),
         )
 
@@ -215,7 +215,7 @@ class Controller:
             reasons={name: decision.reason for name, decision in decisions.items()},
             lease_s=self._plan.settings.lease_s,
             desired_replicas=self._desired_replicas,
-            paused=self._job.paused,
+            paused=self._job.is_paused(self._now_s()),
         )
 
     def _decide(self, now_s: float) -> None:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from mars_ray.control.cluster_load import ClusterLoad
-from mars_ray.control.control_settings import ControlPlan
+from mars_ray.control.control_settings import ControlPlan, interpolate_quality
 from mars_ray.engine.stats.grid import GRID
 from mars_ray.engine.stats.profile import ProfilePoint
 
@@ -98,27 +98,40 @@ def describe_bounds(name: str, bounds: Bounds) -> str:
     return f"class {name}: {range_text}; no lower, because {reason}"
 
 
+def _agreement(points: list[ProfilePoint]) -> tuple[float, float]:
+    """Return the mean agreement that audits of several replicas found, and the number of audited tokens."""
+    audited = sum(point.audited for point in points)
+    return sum((point.agreement or 0.0) * point.audited for point in points) / audited, audited
+
+
 def _quality_floor(plan: ControlPlan, profiles: Iterable[tuple[ProfilePoint, ...]]) -> tuple[float, str]:
     """Return the lowest threshold such that it and all higher ones keep the required quality, and the reason for it."""
     min_agreement = plan.settings.min_agreement
-    calibrated = dict(plan.agreement)
+    calibrated = {1.0: 1.0} | dict(plan.agreement) if plan.agreement else {}
+    least = min((threshold for threshold, _ in (*plan.agreement, *plan.accuracy)), default=0.0)
     lowest = 0.0
     audits = defaultdict[float, list[ProfilePoint]](list)
     for point in chain.from_iterable(profiles):
         if point.audited and point.agreement is not None:
             audits[point.threshold].append(point)
+    live = {threshold: _agreement(points) for threshold, points in audits.items()}
+    for threshold in calibrated.keys() & live.keys():
+        agreement, audited = live[threshold]
+        if audited >= SURE_TOKENS:
+            calibrated[threshold] = max(calibrated[threshold], agreement)
     for threshold in sorted({*GRID, *calibrated, *dict(plan.accuracy)}, reverse=True):
+        if threshold < least:
+            return lowest, f"calibration tried no threshold below {least:g}"
         lost = plan.quality(1.0) - plan.quality(threshold) if plan.accuracy else 0.0
         if lost > plan.settings.max_accuracy_loss:
             return lowest or 1.0, f"calibration found {lost:.3f} of the right answers lost at {threshold:g}"
-        audited = sum(point.audited for point in audits[threshold])
+        agreement, audited = live.get(threshold, (1.0, 0.0))
         if audited >= SURE_TOKENS:
-            agreement = sum((point.agreement or 0.0) * point.audited for point in audits[threshold]) / audited
             error = math.sqrt(max(agreement * (1 - agreement), 1 / audited) / audited)
             if agreement + SIGMAS * error < min_agreement:
                 return lowest or 1.0, f"the live audit found {agreement:.3f} agreement at {threshold:g}"
-        elif calibrated.get(threshold, 1.0) < min_agreement:
-            return lowest or 1.0, f"calibration found {calibrated[threshold]:.3f} agreement at {threshold:g}"
+        elif calibrated and (expected := interpolate_quality([*calibrated.items()], threshold)) < min_agreement:
+            return lowest or 1.0, f"calibration found {expected:.3f} agreement at {threshold:g}"
         lowest = threshold
     return 0.0, ""
 
