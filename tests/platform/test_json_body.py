@@ -16,7 +16,7 @@ from tests.serve.endpoint_clients import check_anthropic_error, check_error, htt
 from tests.serve.endpoint_samples import Served
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST
 
-DEPTH = 900
+DEPTH = 190
 
 
 @pytest.fixture(scope="module")

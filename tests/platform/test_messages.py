@@ -201,6 +201,7 @@ def test_an_empty_answer_and_an_empty_result_may_be_sent_back(client: Anthropic)
     [
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content is empty"),
         ({"messages": []}, "messages must have at least 1 item"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages has no message from the user"),
         ({"messages": [*QUESTION, RESULT]}, "the result of a call 'a'"),
         ({"messages": [*QUESTION, USE, *QUESTION]}, "has no result; add a tool_result block with its tool_use_id"),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "The"}]}, "end with one from the user"),

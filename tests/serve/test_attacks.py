@@ -127,7 +127,7 @@ def test_n_is_bounded(endpoint: Served, path: str, n: object) -> None:
         ("/v1/completions", {"max_tokens": 10**9, "min_tokens": 4097}, "min_tokens"),
         ("/v1/chat/completions", {"max_tokens": 10**9, "min_tokens": 4097}, "min_tokens"),
         ("/v1/chat/completions", {"messages": MESSAGES * 1025}, "messages"),
-        ("/v1/chat/completions", {"stop": ["a"] * 5}, "stop"),
+        ("/v1/chat/completions", {"stop": ["a"] * 33}, "stop"),
         ("/v1/chat/completions", {"stop": "a" * 257}, "stop"),
         ("/v1/chat/completions", {"logit_bias": {str(n): 1 for n in range(301)}}, "logit_bias"),
         ("/v1/chat/completions", {"block": 65}, "block"),

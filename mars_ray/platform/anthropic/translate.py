@@ -51,6 +51,8 @@ def chat_request(body: CountTokensRequest, *, reasons: bool) -> ChatCompletionRe
             "messages",
         )
     leading = list(takewhile(lambda message: message.role == "system", body.messages))
+    if len(leading) == len(body.messages):
+        raise ApiError.bad_request("messages has no message from the user; end with one.", "messages")
     system = "\n\n".join(text for text in (_text(body.system), *map(_text_blocks, leading)) if text)
     messages: list[Message] = [InputMessage(role="system", content=system)] if system else []
     for message in body.messages[len(leading) :]:
