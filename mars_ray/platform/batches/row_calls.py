@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from mars_ray.batch.rows.row_tables import RowResult, as_json
 from mars_ray.batch.run.adaptive_limit import AdaptiveLimit
 from mars_ray.control.demand import TOKENS_AT_FIRST
+from mars_ray.errors import MarsRayError
 from mars_ray.platform.batches.batch_store import StoredBatch
 from mars_ray.platform.batches.input_file import BatchRow
 
@@ -131,6 +132,8 @@ class RowCalls:
                     return refused_row(batch, row, "stream_not_supported", "a batch cannot stream; leave stream out.")
                 try:
                     answer = await self._caller.call(batch, body, _line_id(batch, row))
+                except MarsRayError:  # such as a storage that is away: the batch is tried again
+                    raise
                 except Exception:  # one row must not stop the others
                     log.exception("a row of batch %s failed", batch.id)
                     return refused_row(batch, row, "internal_error", "the server failed on this row.")
