@@ -185,6 +185,8 @@ def test_a_grammar_that_nobody_wants_any_more_makes_room_once_it_is_compiled(
         orders: list[Order] = []
         async with storing(grammars, 1, monkeypatch) as (store, _):
             store._send = orders.append
+            for text in ("a", "b"):  # known costs make "a" the first to take the room
+                await store._checker.cost(regex(text))
 
             async def use(text: str) -> None:
                 async with store.use(regex(text), ""):
