@@ -28,16 +28,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 SECONDS = 120
 
 
-def options(place: Path, model: Path, rows: int, deadline_s: float) -> GenerateOptions:
+def options(place: Path, rows: int, deadline_s: float) -> GenerateOptions:
     source = place / "rows.jsonl"
     source.write_text("".join(json.dumps({"id": f"row-{n}", "prompt": f"say {n}"}) + "\n" for n in range(rows)))
     sampling = SamplingParams(max_tokens=60)
-    return generate_options(source, place / "out", model, sampling=sampling, deadline_s=deadline_s)
+    return generate_options(source, place / "out", resolve_model("bundled"), sampling=sampling, deadline_s=deadline_s)
 
 
 @pytest.mark.slow
-def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tmp_path: Path) -> None:
-    done = generate_files(options(tmp_path, model_folder, 20, deadline_s=3600))
+def test_a_job_with_time_to_spare_is_done_at_full_quality(tmp_path: Path) -> None:
+    done = generate_files(options(tmp_path, 20, deadline_s=3600))
     assert done.deadline.endswith("before the deadline")
     assert set(pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()) == {1.0}
 
@@ -46,7 +46,7 @@ def test_a_job_with_time_to_spare_is_done_at_full_quality(model_folder: Path, tm
 def test_a_job_that_cannot_be_in_time_goes_as_low_as_it_may_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = generate_files(options(tmp_path, resolve_model("bundled"), 2000, deadline_s=12))
+    done = generate_files(options(tmp_path, 2000, deadline_s=12))
     assert done.deadline.endswith("after the deadline")
     assert "late: even at threshold 0.9, the lowest that quality allows" in capsys.readouterr().err
     assert 0.9 in pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()
@@ -83,10 +83,10 @@ def job_status() -> ClusterStatus | None:
 
 
 @pytest.mark.slow
-def test_workers_take_no_new_rows_while_callers_wait(model_folder: Path, tmp_path: Path) -> None:
+def test_workers_take_no_new_rows_while_callers_wait(tmp_path: Path) -> None:
     shop, reports = Shop(), list[JobReport]()
     shop.start()
-    given = options(tmp_path, model_folder, 3000, deadline_s=100)
+    given = options(tmp_path, 3000, deadline_s=100)
     job = threading.Thread(target=lambda: reports.append(generate_files(given)))
     job.start()
     try:

@@ -29,7 +29,7 @@ SCHEMA = {
 ENGINE = "mars-ray-engine"
 
 
-def stage(model: Path, **changes: Any) -> Processor:
+def stage(model: Path | str, **changes: Any) -> Processor:
     given: dict[str, Any] = {"sampling": SamplingParams(max_tokens=4), "batch_size": 8}
     functions = {name: changes.pop(name, None) for name in ("preprocess", "postprocess")}
     return build_processor(ProcessorConfig(model=str(model), **(given | changes)), **functions)
@@ -149,9 +149,9 @@ def test_without_leave_to_go_on_a_row_that_has_no_answer_ends_the_job_with_its_r
 
 
 @pytest.mark.slow
-def test_a_deadline_sets_the_threshold_of_a_stage(model_folder: Path) -> None:
+def test_a_deadline_sets_the_threshold_of_a_stage() -> None:
     rows = [{"prompt": f"say {number}"} for number in range(40)]
-    given = stage(model_folder, deadline_s=3600, rows=40)(ray.data.from_items(rows))
+    given = stage("bundled", deadline_s=3600, rows=40)(ray.data.from_items(rows))
     assert {row["threshold"] for row in given.take_all()} == {1.0}
 
 
