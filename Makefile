@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TESTS := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest
 
 .PHONY: demo test test-nightly test-slow test-all test-vllm test-ray-llm test-lowest test-clients check docs bench-decode bench-floor bench-serve bench-overhead bench-policy bench-batch \
-        bench-evaluate bundled-model reproduction clean
+        bundled-model reproduction clean
 
 demo: $(VENV)/.ready
 	$(BIN)/mars-ray demo
@@ -81,9 +81,6 @@ bench-batch: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.batch_schema --json benchmarks/results/$(shell date +%F)-batch-schema.json
 	$(BIN)/python -m benchmarks.batch_memory --json benchmarks/results/$(shell date +%F)-batch-memory.json
 	$(BIN)/python -m benchmarks.batch_kill --json benchmarks/results/$(shell date +%F)-batch-kill.json
-
-bench-evaluate: $(VENV)/.ready
-	$(BIN)/python -m benchmarks.evaluate_kill --json benchmarks/results/$(shell date +%F)-evaluate-kill.json
 
 bench-floor: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.floor --json benchmarks/results/$(shell date +%F)-floor-bundled.json

@@ -171,13 +171,3 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
 def print_line(line: str) -> None:
     """Print a line for people, next to the output of the command."""
     print(f"mars-ray: {line}", file=sys.stderr)
-
-
-def moved_option(name: str, advice: str) -> Any:
-    """Return an option of a command that raises a `ConfigError`, which ends with `advice`, if it is used."""
-
-    def refuse(value: str | None) -> None:
-        if value is not None:
-            raise ConfigError(f"{name} has moved: {advice}.")
-
-    return typer.Option(name, hidden=True, callback=refuse)

@@ -4,7 +4,6 @@ In:    the parsed YAML.
 Out:   frozen settings; unknown names and impossible values raise errors when they are read.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -81,10 +80,6 @@ def is_safe(url: str) -> bool:
 class AddedModel(ModelSettings):
     """Settings of a further model of an endpoint, whose engines start and end while the endpoint runs."""
 
-    moved: ClassVar[Mapping[str, str]] = {
-        "sleep_after_s": "set `min_replicas: 0` and `downscale_to_zero_delay_s`; see docs/models.md"
-    }
-
     model: str
     """Name of the model, as for the main model. Classes of service without a setting keep that of the endpoint."""
     access: Access = Field(default_factory=dict)
@@ -120,9 +115,6 @@ class PlatformConfig(ServeConfig):
 
     deployments: ClassVar[tuple[str, ...]] = (*ServeConfig.deployments, "Models", "Batches")
     """Also the manager of further models and, with storage, the runner of batches."""
-    moved: ClassVar[Mapping[str, str]] = {
-        "models_memory_gib": "reserve `memory` in the `ray_actor_options` of each entry of `models`; see docs/models.md"
-    }
 
     access: Access = Field(default_factory=dict)
     models: dict[str, AddedModel] = Field(default_factory=dict)

@@ -21,12 +21,6 @@ def test_a_misspelt_policy_is_refused_with_the_choices() -> None:
     assert all(name in said(error) for name in ("capcity", "fixed", "capacity", "deadline"))
 
 
-@pytest.mark.parametrize("gone", ["load", "slo"])
-def test_a_policy_that_is_gone_is_refused_with_the_one_to_use(gone: str) -> None:
-    with pytest.raises(ValidationError, match=f"policy is '{gone}'; use 'capacity'"):
-        ControlSettings(policy=gone)  # type: ignore[arg-type]
-
-
 def test_a_floor_above_the_ceiling_is_refused_with_value_and_range() -> None:
     with pytest.raises(ValidationError) as error:
         plan_of(ServiceClass(name="fast", floor=0.97), ceiling=0.9)

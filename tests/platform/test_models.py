@@ -193,10 +193,6 @@ def test_a_config_with_two_equal_names_an_unknown_class_or_access_to_nothing_is_
         config_of(models={"a": {"model": "smollm2", "access": {"b": ["acme"]}}})
     with pytest.raises(ConfigError, match=r"models\.a: unknown field 'modle'"):
         config_of(models={"a": {"modle": "smollm2"}})
-    with pytest.raises(ConfigError, match="set `min_replicas: 0` and `downscale_to_zero_delay_s`; see docs/models"):
-        config_of(models={"a": {"model": "smollm2", "sleep_after_s": 600}})
-    with pytest.raises(ConfigError, match="models_memory_gib has moved: reserve `memory`"):
-        config_of(models_memory_gib=4)
     with pytest.raises(ConfigError, match="below min_replicas"):
         config_of(models={"a": {"model": "smollm2", "min_replicas": 3, "max_replicas": 2}})
 

@@ -3,14 +3,14 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from mars_ray.cli.control import URL, WIDTH, ApiKey, Url, send_request
-from mars_ray.cli.shared import moved_option, print_line
+from mars_ray.cli.shared import print_line
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.serve.deploy.deploy_file import read_settings
 
@@ -18,8 +18,6 @@ models_app = typer.Typer(help="Add, list and remove models and adapters of a run
 
 PATH = "/admin/models"
 POLL_SECONDS = 1.0
-CANARY = "a canary is a second application of Ray Serve; see docs/models.md"
-SLEEP = "set `min_replicas: 0` in --config; see docs/models.md"
 
 Name = Annotated[str, typer.Argument(help="Name under which callers request it.")]
 Account = Annotated[
@@ -59,10 +57,6 @@ def add(
     wait: Wait = True,
     url: Url = URL,
     api_key: ApiKey = None,
-    _sleep_after: Annotated[str | None, moved_option("--sleep-after", SLEEP)] = None,
-    _share: Annotated[str | None, moved_option("--share", CANARY)] = None,
-    _samples: Annotated[str | None, moved_option("--samples", CANARY)] = None,
-    _tolerance: Annotated[str | None, moved_option("--tolerance", CANARY)] = None,
 ) -> None:
     """Add a model, or a new version of one that the endpoint has, which takes over once it can answer."""
     settings = {} if config is None else read_settings(config, "It has the fields of an entry of `models`.")
@@ -98,12 +92,6 @@ def remove(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
     """Remove a model or an adapter. Requests that run may finish."""
     send_request("DELETE", url, api_key, f"{PATH}/{name}")
     print_line(f"removed {name!r}.")
-
-
-@models_app.command("promote", hidden=True, context_settings={"ignore_unknown_options": True})
-@models_app.command("take-back", hidden=True, context_settings={"ignore_unknown_options": True})
-def _canary(context: typer.Context, _: Annotated[list[str] | None, typer.Argument()] = None) -> NoReturn:
-    raise ConfigError(f"`mars-ray models {context.info_name}` has moved: {CANARY}.")
 
 
 def _report(name: str, answer: Any, url: str, api_key: str | None, *, wait: bool) -> None:

@@ -5,9 +5,8 @@ Out:   frozen settings; unknown names and impossible values raise errors when th
 Never: repeats a setting that Ray Serve has for the deployments of a config file.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -49,8 +48,6 @@ class ModelSettings(BaseModel):
     """Settings of one model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    moved: ClassVar[Mapping[str, str]] = {}
-    """Fields that no longer exist, and what replaces them."""
 
     model: str = "bundled"
     """'bundled', 'smollm2', a URL, a name on a hub, or a folder or .gguf file on the node that builds the application.

@@ -178,8 +178,6 @@ def check_names(model: type, fields: Any, source: str, path: str = "") -> None:
     if not isinstance(fields, dict):
         raise ConfigError(f"{where} is {fields!r}, must be a mapping of fields. Known are {names}.")
     for name, value in fields.items():
-        if moved := getattr(model, "moved", {}).get(name):
-            raise ConfigError(f"{where}: {name} has moved: {moved}.")
         if name not in model_fields:
             raise ConfigError(f"{where}: unknown field {name!r}. Known are {names}.")
         annotation = model_fields[name].annotation
