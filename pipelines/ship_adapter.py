@@ -26,6 +26,7 @@ from mars_ray.data.packed import PackedData
 from mars_ray.errors import AdapterError
 from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_model
+from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import ResolvedModel, open_model
 from mars_ray.program import run_program
 from pipelines.pipeline_files import write
@@ -96,7 +97,8 @@ def measure(
     model: ResolvedModel, pair: tuple[GatedLoRA, GatedLoRA], data: PackedData, rows: int, block: int, sizes: list[int]
 ) -> Rounding:
     """Compare both adapters in `pair` at the same masks; the second one has 8 bits."""
-    network = load_model(model).network
+    dtype = resolve_dtype("auto", model.parameters, "cpu").name
+    network = load_model(model, dtype=getattr(torch, dtype)).network
     network.set_attn_implementation(TILED)
     for lora in pair:
         lora.attach(network)

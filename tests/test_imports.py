@@ -160,7 +160,7 @@ def test_what_runs_beside_engines_loads_no_torch() -> None:
 
 def test_a_decoder_reads_rows_without_torch_beside_the_engine_that_has_it() -> None:
     plain = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
-    formats = (plain, OpenAIFormatSettings(model="bundled", decode=DecodeParams()))
+    formats = (plain, OpenAIFormatSettings(model_name="bundled", decode=DecodeParams()))
     opened = """
 import pickle, sys
 sys.modules["torch"] = None

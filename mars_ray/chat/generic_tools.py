@@ -27,7 +27,13 @@ def generic_messages(
     messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], call_format: CallFormat
 ) -> list[TemplateMessage]:
     """Return the conversation with tools, calls and results written as text."""
-    texts = [_as_text(message, call_format) for message in messages]
+    texts: list[TemplateMessage] = []
+    for message in (_as_text(message, call_format) for message in messages):
+        # A result is a message of the user here, and many templates refuse two messages of one role in a row.
+        if texts and message["role"] == texts[-1]["role"] == "user":
+            texts[-1] = texts[-1] | {"content": f"{texts[-1]['content']}\n\n{message['content']}"}
+        else:
+            texts.append(message)
     if not tools:
         return texts
     example = written_calls(call_format, [("NAME", {"ARGUMENT": "VALUE"})])

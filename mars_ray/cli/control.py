@@ -125,14 +125,18 @@ def _ask_cluster(name: str, ask: "Callable[[FoundController], Coroutine[Any, Any
     return asyncio.run(all_answers())
 
 
-def send_request(method: str, url: str, api_key: str | None, path: str, **arguments: Any) -> Any:
+def send_request(
+    method: str, url: str, api_key: str | None, path: str, *, timeout_s: float = 10, **arguments: Any
+) -> Any:
     """Return the parsed answer of an endpoint to an operator's request; None for an empty answer.
 
-    Raises `ConfigError` for a refused request, and `RunError` if the endpoint does not answer it.
+    Raises `ConfigError` for a refused request, and `RunError` if the endpoint does not answer it in time.
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        response = httpx2.request(method, f"{url.rstrip('/')}{path}", headers=headers, timeout=10, **arguments)
+        response = httpx2.request(method, f"{url.rstrip('/')}{path}", headers=headers, timeout=timeout_s, **arguments)
+    except httpx2.ReadTimeout:
+        raise RunError(f"{url} gave no answer within {timeout_s:g} s. Try again, or look into its log.") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise RunError(f"{url} cannot be reached ({error}). Start the endpoint, or check --url.") from None
     if response.status_code == 204:

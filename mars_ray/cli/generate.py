@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -67,7 +67,7 @@ Seed = Annotated[
     int | None,
     typer.Option(help="Sampling seed. Below threshold 1 it also makes answers independent of the load."),
 ]
-MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens per answer.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Maximum number of tokens per answer. Default: 256.")]
 Logprobs = Annotated[int | None, typer.Option(help="Write logprobs, with the N most likely tokens at each position.")]
 PromptLogprobs = Annotated[
     int | None,
@@ -105,8 +105,8 @@ def generate(
     mode: DecodingMode = Mode.THRESHOLD,
     temperature: TemperatureOrModel = None,
     seed: Seed = None,
-    max_tokens: MaxTokens = 256,
-    n: Annotated[int, typer.Option(help="Answers per row.")] = 1,
+    max_tokens: MaxTokens = None,
+    n: Annotated[int | None, typer.Option(help="Answers per row. Default: 1.")] = None,
     logprobs: Logprobs = None,
     prompt_logprobs: PromptLogprobs = None,
     trace: Trace = False,
@@ -134,15 +134,22 @@ def generate(
     from mars_ray.engine.request import DecodeParams, SamplingParams
     from mars_ray.storage.location import locate
 
-    sampling = SamplingParams(
-        temperature=temperature or 0.0, seed=seed, n=n, logprobs=logprobs, prompt_logprobs=prompt_logprobs
-    )
+    parameters = {
+        "temperature": temperature,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "n": n,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "grammar": _grammar(schema, regex),
+    }
+    set_parameters: dict[str, Any] = {name: value for name, value in parameters.items() if value is not None}
     options = GenerateOptions(
         input=tuple(sources),
         output=locate(output),
         model=model,
         adapter=adapter,
-        sampling=replace(sampling, max_tokens=max_tokens, grammar=_grammar(schema, regex)),
+        sampling=SamplingParams(**set_parameters) if set_parameters else None,
         sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
         workers=replace(workers, rehearse=rehearse, engine=engine, **vllm_options(tensor_parallel_size, vllm_arg)),

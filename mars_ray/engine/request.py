@@ -19,7 +19,7 @@ from mars_ray.errors import RequestError
 from mars_ray.method.metric import Metric, accepts_nothing, passes
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
-STOP_STRINGS_MAX = 16
+STOP_STRINGS_MAX = 64
 STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 N_MAX = 64

@@ -57,9 +57,11 @@ def resolve_dtype(
         return ResolvedDtype("float32", "the dtype of the checkpoint")
     if total < LARGE:
         return ResolvedDtype("float32", f"bfloat16 gains nothing for {total / 1e6:,.1f} million parameters")
-    if device == "cpu" and model_type not in KERNEL_MODEL_TYPES and not FAST_FLAGS & _cpu_flags():
-        return ResolvedDtype("float32", "this processor does not multiply in bfloat16")
-    return ResolvedDtype("bfloat16", f"the checkpoint has 16 bits, and the {device} is fast at it")
+    if device != "cpu" or FAST_FLAGS & _cpu_flags():
+        return ResolvedDtype("bfloat16", f"the checkpoint has 16 bits, and the {device} is fast at it")
+    if model_type in KERNEL_MODEL_TYPES:
+        return ResolvedDtype("bfloat16", "the checkpoint has 16 bits, as the kernels of the engine read it")
+    return ResolvedDtype("float32", "this processor does not multiply in bfloat16")
 
 
 def _cpu_flags() -> set[str]:

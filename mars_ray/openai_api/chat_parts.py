@@ -26,7 +26,7 @@ from mars_ray.openai_api.choices import ChoiceFinishReason
 
 
 class ChoiceParts:
-    """The parts of one choice. `id` is that of the response, which the ids of calls are made from."""
+    """The parts of one choice. The ids of calls are made from `id`."""
 
     def __init__(self, plan: AnswerPlan, id: str, choice: int) -> None:
         self._plan = plan

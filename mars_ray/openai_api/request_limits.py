@@ -6,6 +6,7 @@ Each limit is checked by the code that would pay the cost of exceeding it.
 from pydantic import BaseModel, ConfigDict, Field
 
 from mars_ray.chat.request_body import MESSAGES_MAX, TOOLS_MAX
+from mars_ray.engine.request import N_MAX, STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, TOP_LOGPROBS_MAX
 
 PROMPTS_MAX = 4096
 """Maximum value of the limit `prompts`."""
@@ -32,18 +33,18 @@ class RequestLimits(BaseModel):
     default_output_tokens: int = Field(1024, ge=1)
     """Maximum tokens of a chat answer whose request sets no `max_tokens`. A longer answer ends there with the finish
     reason "length"."""
-    n: int = Field(8, ge=1)
+    n: int = Field(8, ge=1, le=N_MAX)
     """Maximum answers per prompt."""
     prompts: int = Field(128, ge=1, le=PROMPTS_MAX)
     """Maximum prompts per call of /v1/completions."""
-    top_logprobs: int = Field(20, ge=0)
+    top_logprobs: int = Field(20, ge=0, le=TOP_LOGPROBS_MAX)
     """Maximum alternatives listed per token."""
     prompt_scores: int = Field(2**15, ge=1)
     """Maximum log-probabilities of prompt tokens per request: tokens of the prompts, times one more than the tokens
     listed at each."""
-    stop: int = Field(32, ge=0)
+    stop: int = Field(32, ge=0, le=STOP_STRINGS_MAX)
     """Maximum stop strings per request. OpenAI's API takes 4, but editors send a dozen for completions of code."""
-    stop_chars: int = Field(256, ge=1)
+    stop_chars: int = Field(256, ge=1, le=STOP_CHARACTERS_MAX)
     """Maximum characters of one stop string."""
     logit_bias: int = Field(300, ge=0, le=LOGIT_BIAS_MAX)
     """Maximum tokens that one request may bias."""

@@ -37,6 +37,9 @@ class ResponseMetadata:
     model: str
     token_bytes: Sequence[bytes]
     """The bytes of each token id."""
+    calls_id: str | None = None
+    """What the ids of tool calls are made from; None for `id`. Callers who choose the ids of their requests may give
+    two requests the same id, and the calls of two turns need different ids."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -91,7 +94,7 @@ class ChatResponseBuilder:
 
     def _full_choice(self, answer: Chunk) -> Choice:
         metadata = self._metadata
-        choice = ChoiceParts(self._plan, metadata.id, answer.index)
+        choice = ChoiceParts(self._plan, metadata.calls_id or metadata.id, answer.index)
         reason = finish_reason_of(answer) or "length"
         parts = choice.push(answer.text, reason)
         logprobs = None
@@ -113,7 +116,7 @@ class ChatResponseBuilder:
         """
         index, reason = part.index, finish_reason_of(part)
         if index not in self._parts:
-            self._parts[index] = ChoiceParts(self._plan, self._metadata.id, index)
+            self._parts[index] = ChoiceParts(self._plan, self._metadata.calls_id or self._metadata.id, index)
             yield self._chunk(
                 ChunkChoice(index=index, delta=ChoiceDelta(role="assistant", content=""), finish_reason=None)
             )

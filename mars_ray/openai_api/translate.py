@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from mars_ray.chat.messages import Message
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import NUMBERS, DecodeParams, Request, SamplingParams
@@ -61,7 +60,7 @@ def check_limits(body: GenerateRequest, limits: RequestLimits) -> None:
         prompts = [*body.texts, *body.ids]
         _at_most("the number of prompts", len(prompts), limits.prompts, "prompt")
         _at_most("logprobs", body.logprobs, limits.top_logprobs)
-        if not prompts or not all(prompts):
+        if not prompts or not (all(prompts) or body.suffix):
             raise RequestError("the prompt is empty; give at least one token.", param="prompt")
     _at_most("prompt_logprobs", body.prompt_logprobs, limits.top_logprobs)
     if body.stream and body.prompt_logprobs is not None:
@@ -88,7 +87,7 @@ def _check_completion(body: CompletionRequest, limits: RequestLimits) -> None:
         raise RequestError("suffix and echo exclude each other; leave one out.", param="suffix")
 
 
-def check_messages(messages: list[Message], limits: RequestLimits) -> None:
+def check_messages(messages: Sequence[object], limits: RequestLimits) -> None:
     """Raise `RequestError` for a conversation that exceeds the limits."""
     _at_most("the number of messages", len(messages), limits.messages, "messages")
 

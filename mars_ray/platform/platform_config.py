@@ -4,6 +4,7 @@ In:    the parsed YAML.
 Out:   frozen settings; unknown names and impossible values raise errors when they are read.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -100,9 +101,12 @@ class AddedModel(ModelSettings):
             raise ValueError(f"max_replicas is {self.max_replicas}, below min_replicas, {self.min_replicas}")
         return self
 
-    def check_access(self, name: str) -> None:
-        """Raise a `ValueError` if `access` names what is neither this model, called `name`, nor one of its adapters."""
-        names = self.names(name)
+    def check_access(self, name: str, also: Iterable[str] = ()) -> None:
+        """Raise a `ValueError` if `access` names what is neither this model, called `name`, nor one of its adapters.
+
+        `also` are adapters that were added while the endpoint runs.
+        """
+        names = [*self.names(name), *also]
         if unknown := next(iter(set(self.access).difference(names)), None):
             raise ValueError(
                 f"models.{name}.access: {unknown!r} is no name of this model or of its adapters, so all may use them; "

@@ -9,6 +9,7 @@ import pytest
 from mars_ray.adapter.decoding_model import open_decoding_model
 from mars_ray.batch.run.engine_plan import batch_plan, plan_engines
 from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.batch.run.processor_config import ProcessorConfig, plan_stage
 from mars_ray.control.control_settings import FLOOR, ControlSettings
 from mars_ray.control.policies.policy import bounds_of
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
@@ -101,6 +102,11 @@ def test_a_limit_on_lost_quality_sets_the_threshold_unless_a_deadline_does(tmp_p
     assert planned(card, 60.0, 0.01) is None
     assert planned(card, None, None) == DEFAULT_THRESHOLD
     assert planned(None, None, None, threshold=0.8) == 0.8
+
+
+def test_a_stage_takes_the_lowest_threshold_that_a_limit_on_lost_quality_allows() -> None:
+    _, rows = plan_stage(ProcessorConfig(model="bundled", max_quality_loss=0.01))
+    assert rows.decode.threshold == 0.9  # by the card in the package
 
 
 @pytest.mark.parametrize(

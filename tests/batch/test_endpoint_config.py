@@ -1,6 +1,7 @@
 """What a row asks of an endpoint, and what it cannot ask."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,17 @@ def test_sampling_of_a_row_passes_over_that_of_the_stage() -> None:
 def test_sampling_of_a_row_passes_parameters_of_sampling_alone(sampling: Any) -> None:
     with pytest.raises(RequestError, match="sampling"):
         body_of(json.dumps({"prompt": "Hello", "sampling": sampling}).encode(), CONFIG)
+
+
+def test_a_schema_of_a_row_that_is_not_json_is_refused() -> None:
+    with pytest.raises(RequestError, match="schema in sampling is not JSON"):
+        body_of(json.dumps({"prompt": "Hello", "sampling": {"schema": "{oops"}}).encode(), CONFIG)
+
+
+def test_a_row_with_null_takes_the_settings_of_the_stage() -> None:
+    config = replace(CONFIG, threshold=0.95, mode="exact")
+    body = body_of(json.dumps({"prompt": "Hello", "threshold": None, "mode": None}).encode(), config)
+    assert (body["threshold"], body["mode"]) == (0.95, "exact")
 
 
 def test_a_key_for_an_app_which_asks_for_none_is_refused() -> None:

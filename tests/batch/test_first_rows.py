@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from mars_ray.batch.run import job_plan
 from mars_ray.batch.run.job_plan import plan_job
-from mars_ray.errors import DataError, InputError
+from mars_ray.engine.request import SamplingParams
+from mars_ray.errors import ConfigError, DataError, InputError
 from tests.factories.jobs import generate_options
 
 ROW = {"id": "a", "question": "What is 1 + 1?", "n_of_it": 3}
@@ -99,3 +101,27 @@ def test_a_huge_first_row_is_left_to_a_worker(
     plan(tmp_path, model_folder, json.dumps({"prompt": "x" * 500}) + "\n{}")
     with pytest.raises(DataError, match="its prompt has 483 tokens"):
         plan(tmp_path, model_folder, json.dumps({"prompt": "x" * 480}) + "\n{}")
+
+
+def test_a_job_with_a_batch_file_is_one_of_its_weights_not_of_the_name_of_their_folder(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    other = shutil.copytree(model_folder, tmp_path / "other" / model_folder.name)
+    (other / "generation_config.json").write_text('{"temperature": 0.5}')
+    source = tmp_path / "batch.jsonl"
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    source.write_text(json.dumps(BATCH | {"url": "/v1/chat/completions", "body": body}))
+    models = {
+        plan_job(generate_options(source, tmp_path / "out", folder)).settings["model"]
+        for folder in (model_folder, other)
+    }
+    assert len(models) == 2
+
+
+def test_sampling_parameters_are_refused_with_a_batch_file_even_if_they_are_the_defaults(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    source = tmp_path / "batch.jsonl"
+    source.write_text(json.dumps(BATCH))
+    with pytest.raises(ConfigError, match="sampling parameters such as temperature and max_tokens: the input is an"):
+        plan_job(generate_options(source, tmp_path / "out", model_folder, sampling=SamplingParams()))

@@ -206,7 +206,7 @@ def test_openai_batch_files_are_answered_in_their_own_form(model_folder: Path, t
     source.write_text("\n".join(json.dumps(line) for line in given))
     with pytest.raises(ConfigError, match="max_tokens: the input is an OpenAI batch file"):
         generate_files(options(source, output, model_folder, sampling=SamplingParams(max_tokens=7)))
-    report = generate_files(options(source, output, model_folder, sampling=SamplingParams()))
+    report = generate_files(options(source, output, model_folder, sampling=None))
     assert (report.rows, report.errors) == (4, 1)
     [path] = (output / "rows").iterdir()
     found = [json.loads(line) for line in path.read_text().splitlines()]

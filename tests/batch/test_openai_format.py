@@ -32,7 +32,7 @@ LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"model": "gpt-whatever", "messages": MESSAGES},
     COMPLETIONS: {"model": "gpt-whatever", "prompt": "why?"},
 }
-SETTINGS = OpenAIFormatSettings(model="ours", decode=DecodeParams(mode=Mode.EXACT, threshold=0.9, block=4))
+SETTINGS = OpenAIFormatSettings(model_name="ours", decode=DecodeParams(mode=Mode.EXACT, threshold=0.9, block=4))
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,13 @@ def test_the_job_says_how_to_decode_where_the_body_does_not(row_format: OpenAIBa
     assert decode(threshold=0.5) == replace(SETTINGS.decode, threshold=0.5)
     assert decode(threshold_floor=0.5, block=2) == DecodeParams(mode=Mode.EXACT, floor=0.5, block=2)
     assert decode(mode="ar") == replace(SETTINGS.decode, mode=Mode.AR)
+
+
+def test_each_of_several_completions_may_echo_its_prompt(row_format: OpenAIBatchFormat, checkpoint: Checkpoint) -> None:
+    row = row_format.parse("row-1", raw(COMPLETIONS, n=2, echo=True))
+    [line] = row_format.output_records(row, [answer_of(checkpoint, "so", index=index) for index in range(2)])
+    body = Completion.model_validate(line["response"]["body"])
+    assert [choice.text for choice in body.choices] == ["why?so"] * 2
 
 
 def test_an_answer_is_a_line_of_openais_output_file(row_format: OpenAIBatchFormat, checkpoint: Checkpoint) -> None:

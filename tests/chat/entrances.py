@@ -52,7 +52,7 @@ def _plain() -> PlainFormat:
 
 @cache
 def _batch_file() -> OpenAIBatchFormat:
-    return OpenAIBatchFormat(OpenAIFormatSettings(model="bundled", decode=DecodeParams()), _tokenizer(), 2048)
+    return OpenAIBatchFormat(OpenAIFormatSettings(model_name="bundled", decode=DecodeParams()), _tokenizer(), 2048)
 
 
 def _row(row_format: RowFormat, fields: dict[str, Any]) -> tuple[int, ...]:

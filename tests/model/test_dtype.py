@@ -78,7 +78,8 @@ def test_the_engine_runs_bfloat16_on_every_processor_with_a_model_that_its_kerne
     model_type: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, tmp_path, SLOW)
-    assert resolve_dtype("auto", parameters(tmp_path, torch.bfloat16), "cpu", model_type).name == expected
+    found = resolve_dtype("auto", parameters(tmp_path, torch.bfloat16), "cpu", model_type)
+    assert found.name == expected and "fast" not in found.reason
 
 
 def test_the_model_types_of_the_kernels_are_those_of_their_architectures() -> None:

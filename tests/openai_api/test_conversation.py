@@ -89,6 +89,16 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     assert "18 degrees" in result
 
 
+def test_results_as_text_and_the_question_after_them_are_one_message_of_the_user() -> None:
+    calls = CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"id": id} for id in ("one", "two")]}
+    results = [RESULT | {"tool_call_id": id} for id in ("one", "two")]
+    body = body_of(tools=TOOLS, messages=[*QUESTION, calls, *results, *QUESTION])
+    talk = conversation(plain_messages(body.messages), tools_of(body, RequestLimits()), answer_format("", {}, "hermes"))
+    assert [message["role"] for message in talk.messages] == ["system", "user", "assistant", "user"]
+    last = talk.messages[-1]["content"]
+    assert last.count("18 degrees") == 2 and last.endswith(QUESTION[0]["content"])
+
+
 def test_mistrals_templates_get_ids_of_nine_characters_that_still_match() -> None:
     body = body_of(messages=[*QUESTION, CALLED, RESULT])
     _, call, result = conversation(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.demand import TOKENS_AT_FIRST
 from mars_ray.errors import OutputError, RequestError, UnavailableError
-from mars_ray.platform.batches import batch_run, row_calls, runner
+from mars_ray.platform.batches import batch_run, row_calls, runner, storage_paths
 from mars_ray.platform.batches.batch_output import UsageSum
 from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
 from mars_ray.platform.batches.batch_store import BatchStore, StoredBatch
@@ -542,6 +543,39 @@ def test_a_damaged_state_and_a_row_that_fails_stop_no_other(place: Place) -> Non
     batch = place.batches.get(OWNER, id)
     assert sorted(place.lines(batch.output_file_id)) == ["0", "2"]
     assert place.lines(batch.error_file_id)["1"]["error"]["code"] == "internal_error"
+
+
+@pytest.mark.parametrize("name", ["state.json", "cancel.json"])
+def test_a_damaged_file_of_a_batch_hides_no_other_batch_and_keeps_its_input(
+    place: Place, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged, id = place.begin(1), place.begin(1)
+    input_id = place.batches.get(OWNER, damaged).input_file_id
+    [folder] = place.root.glob(f"jobs/*/{damaged}")
+    (folder / name).write_text('{"unknown": 1}')
+    for _ in range(2):
+        assert [batch.id for batch in place.batches.page(OWNER, after=None, limit=9).data] == [id]
+    assert len([record for record in caplog.records if damaged in record.message]) == 1
+    assert place.batches.uses(OWNER, input_id) == damaged
+    assert place.batches.uses(OWNER, place.batches.get(OWNER, id).input_file_id) == id
+
+
+def test_folders_that_are_removed_while_their_size_is_taken_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_bytes(b"12345")
+    size = storage_paths._size
+
+    def removing(path: Path) -> int:
+        bytes = size(path)
+        for other in {"a", "b"} - {path.parent.name}:
+            shutil.rmtree(tmp_path / other, ignore_errors=True)
+        return bytes
+
+    monkeypatch.setattr(storage_paths, "_size", removing)
+    assert storage_paths.bytes_below(tmp_path) == 5
 
 
 def test_a_store_gets_and_gives_files_in_small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

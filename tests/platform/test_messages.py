@@ -105,6 +105,30 @@ def test_messages_of_the_system_may_stand_among_the_others() -> None:
     ]
 
 
+def test_turns_of_one_role_that_follow_each_other_are_one_turn() -> None:
+    calls = [{"type": "tool_use", "id": id, "name": "get_weather", "input": {}} for id in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "ab"]
+    talk = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "text", "text": "b"}, calls[0]]},
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}, calls[1]]},
+        {"role": "user", "content": results},
+    ]
+    body = MessagesRequest.model_validate(PLAIN | {"messages": talk})
+    user, answer, *outputs = chat_request(body, reasons=False).messages
+    assert (user.role, answer.role, [output.role for output in outputs]) == ("user", "assistant", ["tool", "tool"])
+    assert answer.content == "b\n\nc"
+    assert [call.id for call in answer.tool_calls] == ["a", "b"]  # type: ignore[union-attr]
+
+
+def test_the_limit_on_messages_counts_those_of_the_caller(plain: httpx2.Client) -> None:
+    talk = [{"role": "user", "content": "a"}] * 1025
+    for path in (MESSAGES_PATH, f"{MESSAGES_PATH}/count_tokens"):
+        body = {name: value for name, value in PLAIN.items() if path == MESSAGES_PATH or name != "max_tokens"}
+        refused = plain.post(path, json=body | {"messages": talk})
+        assert refused.status_code == 400 and "the number of messages is 1025" in refused.text
+
+
 def test_a_request_may_set_its_threshold(client: Anthropic) -> None:
     answer = client.messages.with_raw_response.create(**PLAIN, extra_body={"threshold": 0.6})
     assert answer.headers["x-mars-threshold"] == "0.6"

@@ -197,6 +197,13 @@ def test_a_config_with_two_equal_names_an_unknown_class_or_access_to_nothing_is_
         config_of(models={"a": {"model": "smollm2", "min_replicas": 3, "max_replicas": 2}})
 
 
+def test_a_new_version_may_say_who_uses_an_adapter_that_was_added_meanwhile() -> None:
+    registry = Registry.of_config(config_of()).with_model("small", ONE).with_adapter("small", "terse", "two", ("acme",))
+    registry.with_model("small", AddedModel(model="smollm2", access={"terse": ("acme",)}))
+    with pytest.raises(ConfigError, match="'other' is no name of this model"):
+        registry.with_model("small", AddedModel(model="smollm2", access={"other": ("acme",)}))
+
+
 def test_a_further_model_has_the_settings_of_the_endpoint_but_for_its_own() -> None:
     classes = [{"name": "standard", "floor": 0.5}, {"name": "batch", "floor": 0.2}]
     config = config_of(

@@ -83,6 +83,16 @@ def test_the_fields_of_ours_mean_what_they_mean_in_a_chat_request() -> None:
     assert {name: getattr(request, name) for name in ours} == ours
 
 
+def test_instructions_and_what_the_developer_says_first_are_one_message_of_the_system() -> None:
+    talk = [{"role": role, "content": role} for role in ("developer", "system", "user", "developer")]
+    messages = chat_request_of(ResponsesRequest.model_validate(PLAIN | {"instructions": "x", "input": talk})).messages
+    assert [(message.role, message.content) for message in messages] == [
+        ("system", "x\n\ndeveloper\n\nsystem"),
+        ("user", "user"),
+        ("developer", "developer"),
+    ]
+
+
 def test_of_allowed_tools_only_those_are_called(client: OpenAI) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
     response = client.responses.create(**CALL | {"tools": [TOOL | {"name": "other"}, TOOL], "tool_choice": choice})

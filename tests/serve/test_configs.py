@@ -318,6 +318,8 @@ def test_a_limit_on_lost_accuracy_that_cannot_be_kept_is_refused(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"max_accuracy_loss is 0\.005, but .* class gold may fall to its floor 0\.6"):
         ServeConfig.model_validate(fields).plan(tmp_path)
     ServeConfig.model_validate(fields | {"classes": [{"name": "gold"}]}).plan(tmp_path)
+    fixed = {"max_accuracy_loss": 0.005, "policy": "fixed"}  # lets no class fall to its floor
+    ServeConfig.model_validate(fields | {"control": fixed}).plan(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "a: [", "\tx: 1", "[" * 100_000])

@@ -11,6 +11,7 @@ from openai.types.chat import chat_completion_message_param
 from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import ValidationError
 
+from mars_ray.engine.request import SamplingParams
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits
@@ -322,6 +323,20 @@ def test_a_limit_is_the_most_that_is_taken(kind: type[GenerateRequest], param: s
     with pytest.raises(RequestError) as refused:
         check_limits(kind.model_validate(least | {param: more}), LIMITS)
     assert refused.value.param == param
+
+
+def test_the_engine_takes_as_much_as_the_gateway_lets_through() -> None:
+    most = RequestLimits()
+    stops = ("a" * most.stop_chars,) * most.stop
+    assert SamplingParams(stop=stops, n=most.n, logprobs=most.top_logprobs).stop == stops
+    with pytest.raises(ValidationError, match="stop"):
+        RequestLimits(stop=1000)
+
+
+def test_a_file_may_be_completed_from_its_beginning() -> None:
+    check_limits(CompletionRequest.model_validate(LEAST[COMPLETIONS] | {"prompt": "", "suffix": "b"}), LIMITS)
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        check_limits(CompletionRequest.model_validate(LEAST[COMPLETIONS] | {"prompt": ""}), LIMITS)
 
 
 @pytest.mark.parametrize("path", BODIES)

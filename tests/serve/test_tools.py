@@ -199,6 +199,13 @@ def test_an_answer_can_be_sent_back_as_it_came(client: OpenAI) -> None:
     assert again.choices[0].message.tool_calls
 
 
+def test_calls_of_two_answers_have_different_ids_even_if_the_requests_have_one_id(client: OpenAI) -> None:
+    headers = {"x-request-id": "mine"}
+    answers = [client.chat.completions.create(**CALL, extra_headers=headers).choices[0].message for _ in range(2)]
+    ids = [call.id for answer in answers for call in answer.tool_calls or ()]
+    assert len(ids) == len(set(ids)) > 1
+
+
 def two_calls(*ids: str) -> dict[str, Any]:
     return CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"id": id} for id in ids]}
 

@@ -75,7 +75,7 @@ class OpenAIFormatSettings:
     """Settings of the format, and default options for request bodies that do not set them."""
 
     id_column: ClassVar[str] = "custom_id"
-    model: str
+    model_name: str
     """Model name to write into the answers."""
     decode: DecodeParams
 
@@ -110,7 +110,7 @@ class OpenAIBatchFormat:
         engine = EngineFacts(
             max_model_len=positions, vocab_size=len(tokenizer), block=1, token_bytes=token_bytes(tokenizer)
         )
-        self._model = ModelInfo(name=settings.model, created=0, engine=engine)
+        self._model = ModelInfo(name=settings.model_name, created=0, engine=engine)
 
     def parse(self, id: str, raw: bytes) -> ParsedRow:
         """Parse a row. Raises `BadRecordError` or `RequestError` with the reason."""
@@ -154,7 +154,8 @@ class OpenAIBatchFormat:
         if isinstance(body, ChatCompletionRequest):
             builder = ChatResponseBuilder(metadata, row.plan, shown_prompt(body, prompt))
         else:
-            builder = CompletionResponseBuilder(metadata, shown_prompts(body, [prompt], metadata.bytes_of))
+            shown = shown_prompts(body, [prompt], metadata.bytes_of)
+            builder = CompletionResponseBuilder(metadata, shown, n=body.n)
         unaudited = [replace(answer, audits=()) for answer in answers]
         response = builder.full(answers_of(unaudited, body.n, 0, logprobs=body.shows_logprobs), usage.usage())
         return [_line(row.id, row.id, _response(row.id, 200, response.model_dump(mode="json", exclude_unset=True)))]

@@ -13,7 +13,7 @@ from mars_ray.batch.rows.row_options import sampling_options
 from mars_ray.batch.rows.row_tables import RowResult, as_json
 from mars_ray.data.prompt_file import raw_messages
 from mars_ray.data.records import json_value
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, RequestError
 from mars_ray.openai_api.chat_prompts import TOOL_FIELDS
 
 
@@ -68,9 +68,12 @@ def body_of(raw: bytes, config: EndpointProcessorConfig) -> dict[str, Any]:
     _, messages = raw_messages(row)
     sampling = {**config.sampling, **sampling_options(row.get("sampling"))}
     if (schema := sampling.pop("schema", None)) is not None:
-        schema = json.loads(schema) if isinstance(schema, str) else schema
+        try:
+            schema = json.loads(schema) if isinstance(schema, str) else schema
+        except (ValueError, RecursionError):
+            raise RequestError("the schema in sampling is not JSON.") from None
         sampling["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    decode = {name: row.get(name, getattr(config, name)) for name in ("threshold", "mode")}
+    decode = {name: getattr(config, name) if row.get(name) is None else row[name] for name in ("threshold", "mode")}
     tools = {name: row.get(name) for name in TOOL_FIELDS}
     tools["tools"] = json_value(tools["tools"])
     fields = {name: value for name, value in (sampling | decode | tools).items() if value is not None}

@@ -5,7 +5,7 @@ An input is refused if none of its first rows can be answered.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -109,8 +109,9 @@ def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> Jo
     """
     check_kind("options", options, GenerateOptions)
     options.check()
-    if options.sampling.grammar is not None:
-        check_grammar(options.sampling.grammar)
+    sampling = options.sampling or SamplingParams()
+    if sampling.grammar is not None:
+        check_grammar(sampling.grammar)
     workers = options.workers
     engines, decode = plan_engines(
         model or open_decoding_model(options.model, options.adapter, workers.dtype, workers.device),
@@ -131,12 +132,12 @@ def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> Jo
         job_input = job_input.without_partitions()
     row_format: RowFormatSettings
     if openai:
-        row_format = OpenAIFormatSettings(model=short_name(options.model), decode=decode)
+        row_format = OpenAIFormatSettings(model_name=short_name(options.model), decode=decode)
     else:
         row_format = PlainFormatSettings(
-            sampling=replace(options.sampling, **generation_defaults(base.folder))
-            if options.sampling_of_model
-            else options.sampling,
+            sampling=replace(sampling, **generation_defaults(base.folder))
+            if options.sampling is None or options.sampling_of_model
+            else sampling,
             decode=decode,
             template=options.template,
             prompt_column=options.prompt_column,
@@ -160,11 +161,9 @@ def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> Jo
 
 def _refuse_unused(options: GenerateOptions) -> None:
     """Raise `ConfigError` if an option is set that OpenAI batch files do not use."""
-    usual = SamplingParams()
     unused = [name for name in ("template", "prompt_column", "trace") if getattr(options, name)]
-    unused += [
-        field.name for field in fields(usual) if getattr(options.sampling, field.name) != getattr(usual, field.name)
-    ]
+    if options.sampling is not None:
+        unused.append("sampling parameters such as temperature and max_tokens")
     if unused:
         raise ConfigError(
             f"{', '.join(unused)}: the input is an OpenAI batch file, whose rows hold the parameters of their answers "

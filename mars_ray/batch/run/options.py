@@ -61,10 +61,12 @@ class GenerateOptions:
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: Name | None = None
     """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling parameters for rows that do not set them. OpenAI batch files set their own, so they refuse others."""
+    sampling: SamplingParams | None = None
+    """Sampling parameters for rows that do not set them. None means those of the model's generation_config.json.
+    OpenAI batch files set their own, so they refuse others."""
     sampling_of_model: bool = False
-    """Take temperature, top_p, top_k and repetition penalty from the model's generation_config.json."""
+    """Take temperature, top_p, top_k and repetition penalty from the model's generation_config.json, the others from
+    `sampling`."""
     decode: DecodeParams = field(default_factory=DecodeParams)
     """Decoding parameters for rows that do not set them."""
     template: str | None = None

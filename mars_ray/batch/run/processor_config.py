@@ -1,12 +1,13 @@
 """Settings of a stage with engines in a user's Ray Data pipeline."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mars_ray.adapter.decoding_model import open_decoding_model
 from mars_ray.batch.rows.plain_format import PlainFormatSettings
 from mars_ray.batch.run.engine_plan import EnginePlan, plan_engines
 from mars_ray.batch.run.options import WorkerOptions
+from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineTuning
 from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -23,12 +24,13 @@ class ProcessorConfig(EngineTuning):
     """`bundled`, `smollm2`, a folder, a .gguf file or a name on a hub; see `resolve_model`."""
     adapter: Name | None = None
     """Adapter that was trained for the model: `smollm2`, a folder, or a name on a hub."""
-    threshold: float = DEFAULT_THRESHOLD
-    """Threshold for rows that do not set one. At 1, every token is verified."""
+    threshold: float | None = None
+    """Threshold for rows that do not set one. None means 1, at which every token is verified, or what `deadline_s` and
+    `max_quality_loss` allow."""
     mode: Literal["ar", "threshold", "exact"] = "threshold"
     """Mode for rows that do not set one."""
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling parameters for rows that do not set them."""
+    sampling: SamplingParams | None = None
+    """Sampling parameters for rows that do not set them. None means those of the model's generation_config.json."""
     concurrency: int = 1
     """Number of engines."""
     cpus: float | None = None
@@ -67,8 +69,9 @@ def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings
         raise ConfigError(f"mode is {config.mode!r}, must be one of {', '.join(Mode)}.")
     workers = config.workers
     workers.check()
+    model = open_decoding_model(config.model, config.adapter, workers.dtype, workers.device)
     engines, decode = plan_engines(
-        open_decoding_model(config.model, config.adapter, workers.dtype, workers.device),
+        model,
         workers=workers,
         decode=DecodeParams(mode=Mode(config.mode), threshold=config.threshold),
         deadline_s=config.deadline_s,
@@ -78,4 +81,5 @@ def plan_stage(config: ProcessorConfig) -> tuple[EnginePlan, PlainFormatSettings
         # Every request carries its own threshold, so stages with different thresholds can share engines.
         control = engines.control.model_copy(update={"ceiling": DEFAULT_THRESHOLD})
         engines = replace(engines, control=control)
-    return engines, PlainFormatSettings(sampling=config.sampling, decode=decode)
+    sampling = config.sampling or SamplingParams(**generation_defaults(model.base.folder))
+    return engines, PlainFormatSettings(sampling=sampling, decode=decode)

@@ -148,9 +148,14 @@ class Worker:
         for end in ends:
             if end.error is not None:
                 raise end.error
+        try:
+            records = tuple(as_json(record) for record in row_format.output_records(row, answers))
+        except Exception as error:  # one row must not stop the job
+            log.exception("the answer of row %s cannot be written", row.id)
+            raise StepError(f"the answer cannot be written ({type(error).__name__}: {error}); report this") from error
         return RowResult(
             key=key,
-            records=tuple(as_json(record) for record in row_format.output_records(row, answers)),
+            records=records,
             tokens=tuple(end.tokens for end in ends),
             forwards=tuple(end.forwards for end in ends),
             cut=sum(end.reason == "length" for end in ends),

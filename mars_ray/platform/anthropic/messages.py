@@ -12,7 +12,7 @@ from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
-from mars_ray.openai_api.translate import check_limits
+from mars_ray.openai_api.translate import check_limits, check_messages
 from mars_ray.platform.anthropic.protocol import NO_THREADS, CountTokensRequest, MessagesRequest, TokenCount
 from mars_ray.platform.anthropic.responses import MessageResponse, MessageResponseBuilder
 from mars_ray.platform.anthropic.translate import chat_request
@@ -123,4 +123,5 @@ def messages_routes(models: GatewayModels) -> APIRouter:
 
 
 def _chat_request(endpoint: Endpoint, body: CountTokensRequest) -> ChatCompletionRequest:
+    check_messages(body.messages, endpoint.limits)
     return chat_request(body, reasons=endpoint.tokenizer.answer_format.reasoning is not None)

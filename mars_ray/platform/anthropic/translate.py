@@ -7,7 +7,7 @@ Never: leaves out a field that would change the answer.
 
 import json
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any
 
 from mars_ray.chat.messages import (
@@ -55,13 +55,13 @@ def chat_request(body: CountTokensRequest, *, reasons: bool) -> ChatCompletionRe
         raise ApiError.bad_request("messages has no message from the user; end with one.", "messages")
     system = "\n\n".join(text for text in (_text(body.system), *map(_text_blocks, leading)) if text)
     messages: list[Message] = [InputMessage(role="system", content=system)] if system else []
-    for message in body.messages[len(leading) :]:
-        for part in _assistant(message) if message.role == "assistant" else _user(message):
-            before = messages[-1] if messages else None
-            if isinstance(part, InputMessage) and isinstance(before, InputMessage) and before.role == "user":
-                messages[-1] = InputMessage(role="user", content=f"{before.content}\n\n{part.content}")
-            else:
-                messages.append(part)
+    parts = (
+        part
+        for message in body.messages[len(leading) :]
+        for part in (_assistant(message) if message.role == "assistant" else _user(message))
+    )
+    for _, turn in groupby(parts, type):
+        messages += _joined([*turn])
     choice = body.tool_choice or ToolChoice(type="auto")
     request = ChatCompletionRequest(
         model=body.model,
@@ -92,6 +92,27 @@ def _text(text: Text) -> str:
     return text if isinstance(text, str) else "".join(block.text for block in text)
 
 
+def _joined(turn: list[AssistantMessage | ToolMessage | str]) -> list[Message]:
+    """Return parts of one type as messages. Turns of one role that follow each other are one turn in this API."""
+    texts = [part for part in turn if isinstance(part, str)]
+    answers = [part for part in turn if isinstance(part, AssistantMessage)]
+    if texts:
+        return [InputMessage(role="user", content="\n\n".join(texts))]
+    if len(answers) > 1:
+        contents = [str(answer.content) for answer in answers if answer.content]
+        reasons = [answer.reasoning_content for answer in answers if answer.reasoning_content]
+        calls = [call for answer in answers for call in answer.tool_calls]
+        return [
+            AssistantMessage(
+                role="assistant",
+                content="\n\n".join(contents) or None,
+                reasoning_content="".join(reasons) or None,
+                tool_calls=calls,
+            )
+        ]
+    return [part for part in turn if not isinstance(part, str)]
+
+
 def _assistant(message: ConversationMessage) -> Iterator[AssistantMessage]:
     """Yield the message. Its text, its reasoning and its calls are joined, because chat templates hold one of each."""
     if isinstance(message.content, str):
@@ -111,7 +132,7 @@ def _assistant(message: ConversationMessage) -> Iterator[AssistantMessage]:
     yield AssistantMessage(role="assistant", content=text or None, reasoning_content=thinking or None, tool_calls=calls)
 
 
-def _user(message: ConversationMessage) -> Iterator[InputMessage | ToolMessage]:
+def _user(message: ConversationMessage) -> Iterator[ToolMessage | str]:
     """Yield the results in a message, then its text.
 
     A message of the system in mid-conversation stays at its place as text of the user, because many chat templates
@@ -123,7 +144,7 @@ def _user(message: ConversationMessage) -> Iterator[InputMessage | ToolMessage]:
             yield ToolMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
     text = _text_blocks(message)
     if text or isinstance(message.content, str):
-        yield InputMessage(role="user", content=text)
+        yield text
 
 
 def _text_blocks(message: ConversationMessage) -> str:

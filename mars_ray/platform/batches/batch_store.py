@@ -188,13 +188,16 @@ class BatchStore:
     def page(self, owner: str, *, after: str | None, limit: int) -> ObjectPage[Batch]:
         """Return up to `limit` batches that were created before the batch `after`, newest first."""
         names = names_in(self._folders.batches(owner))
-        return page_of(names, lambda id: self._read(owner, id), after=after, limit=limit, order="desc")
+        return page_of(names, lambda id: self._undamaged(owner, id), after=after, limit=limit, order="desc")
 
     def uses(self, owner: str, file_id: str) -> str | None:
         """Return the id of a batch that has not ended and reads a file, or None."""
         for id in names_in(self._folders.unfinished(owner)):
-            batch = self._read(owner, id)
-            if batch is not None and batch.input_file_id == file_id and batch.status not in ENDED:
+            stored = self._stored(owner_name(owner), id)
+            if stored is None or stored.request.input_file_id != file_id:
+                continue
+            batch = self._undamaged(owner, id)
+            if batch is None or batch.status not in ENDED:  # a damaged state may be that of a batch that goes on
                 return id
         return None
 
@@ -221,7 +224,7 @@ class BatchStore:
 
     def is_cancelled(self, batch: StoredBatch) -> bool:
         """Return whether the owner has asked to cancel."""
-        return read_json(self.folder(batch) / CANCEL) is not None
+        return is_file(self.folder(batch) / CANCEL)
 
     def write_state(self, batch: StoredBatch, state: BatchState) -> None:
         """Write the state of a batch. Only its driver may call this."""
@@ -268,18 +271,33 @@ class BatchStore:
             if stored and (stored.id, owner_name(stored.owner)) != (id, owner_folder):
                 raise DataError("it belongs to another batch or account.")
         except (DataError, ValidationError) as error:
-            if str(path) not in self._damaged:
-                self._damaged.add(str(path))
-                log.error("the batch %s is left out: its request is damaged: %s", path, " ".join(str(error).split()))
+            self._leave_out(path, error)
             return None
         return stored
+
+    def _undamaged(self, owner: str, id: str) -> Batch | None:
+        """Return a batch; None if it does not exist or a file of it is damaged, of which the log has a line."""
+        try:
+            return self._read(owner, id)
+        except DataError as error:
+            self._leave_out(self._folders.batches(owner) / id, error)
+            return None
+
+    def _leave_out(self, path: AnyPath, error: Exception) -> None:
+        if str(path) not in self._damaged:
+            self._damaged.add(str(path))
+            log.error("the batch %s is left out, because it is damaged: %s", path, " ".join(str(error).split()))
 
     def _read(self, owner: str, id: str) -> Batch | None:
         stored = self._stored(owner_name(owner), id)
         if stored is None:
             return None
         cancel = read_json(self.folder(stored) / CANCEL)
-        return _object(stored, self.state(stored), cancel["cancelling_at"] if cancel else None)
+        try:
+            cancelling_at = None if cancel is None else int(cancel["cancelling_at"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the cancellation of batch {stored.id} is damaged.") from error
+        return _object(stored, self.state(stored), cancelling_at)
 
 
 def _object(stored: StoredBatch, state: BatchState, cancelling_at: int | None) -> Batch:

@@ -19,6 +19,8 @@ ERRORS_MAX = 50
 """Maximum number of errors in the list."""
 SHOWN_CHARS = 80
 """Maximum characters of a value from the file in a message."""
+MODEL_CHARS = 512
+"""Maximum characters of a model's name that are kept; no model has a longer one."""
 LINE_EXTRA_BYTES = 4096
 """Maximum bytes of a line besides its body."""
 FIELDS = frozenset(("custom_id", "method", "url", "body"))
@@ -128,7 +130,7 @@ def _check_line(line: bytes | None, url: str, number: int) -> BatchRow | BatchEr
 
 def _model(row: BatchRow) -> str | None:
     name = row.body().get("model")
-    return name[:SHOWN_CHARS] if isinstance(name, str) else None
+    return name[:MODEL_CHARS] if isinstance(name, str) else None
 
 
 def _is_text(text: str) -> bool:

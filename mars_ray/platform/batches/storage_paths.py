@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -137,13 +138,14 @@ def bytes_below(folder: AnyPath) -> int:
     """Return the size of all files below a folder. Raises `UnavailableError`."""
     with unavailable(folder):
         if isinstance(folder, Path):
-            return sum(_size(path) for path in folder.rglob("*"))
+            # os.walk leaves out folders that are removed meanwhile.
+            return sum(_size(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names)
         return sum(info["size"] or 0 for info in folder.fs.find(folder.path, detail=True).values())
 
 
 def _size(path: Path) -> int:
     with suppress(FileNotFoundError):  # removed meanwhile
-        return path.stat().st_size if path.is_file() else 0
+        return path.stat().st_size
     return 0
 
 

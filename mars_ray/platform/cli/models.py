@@ -18,6 +18,8 @@ models_app = typer.Typer(help="Add, list and remove models and adapters of a run
 
 PATH = "/admin/models"
 POLL_SECONDS = 1.0
+CHANGE_SECONDS = 660.0
+"""Maximum time of a change. The endpoint may have to download a model, for which it takes up to 600 s."""
 
 Name = Annotated[str, typer.Argument(help="Name under which callers request it.")]
 Account = Annotated[
@@ -68,7 +70,9 @@ def add(
         settings["engine"] = settings.get("engine", {}) | {"threads": threads}
     if account:
         settings["access"] = settings.get("access", {}) | {name: account}
-    answer = send_request("POST", url, api_key, PATH, json={"name": name, "settings": settings})
+    answer = send_request(
+        "POST", url, api_key, PATH, timeout_s=CHANGE_SECONDS, json={"name": name, "settings": settings}
+    )
     _report(name, answer, url, api_key, wait=wait)
 
 
@@ -83,14 +87,14 @@ def add_adapter(
 ) -> None:
     """Add an adapter to a model, or replace it. Engines load it while they run."""
     body = {"name": name, "folder": _absolute(folder), "model": model, "accounts": account}
-    send_request("POST", url, api_key, "/admin/adapters", json=body)
+    send_request("POST", url, api_key, "/admin/adapters", timeout_s=CHANGE_SECONDS, json=body)
     print_line(f"added the adapter {name!r}. Gateways offer it within 2 s.")
 
 
 @models_app.command()
 def remove(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
     """Remove a model or an adapter. Requests that run may finish."""
-    send_request("DELETE", url, api_key, f"{PATH}/{name}")
+    send_request("DELETE", url, api_key, f"{PATH}/{name}", timeout_s=CHANGE_SECONDS)
     print_line(f"removed {name!r}.")
 
 

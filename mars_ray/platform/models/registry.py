@@ -94,7 +94,7 @@ class Registry(BaseModel, extra="forbid"):
                 f"{name!r} is the main model of the endpoint: change its config file and deploy it again."
             )
         try:
-            settings.check_access(name)
+            settings.check_access(name, self.adapters.get(name, ()))
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
         names = [*settings.served_model_names, *settings.adapters]

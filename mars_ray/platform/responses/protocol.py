@@ -123,7 +123,9 @@ class FunctionCallItem(_Item):
 
 
 class FunctionOutputItem(_Item):
-    """The result of a call."""
+    """The result of a call. `call_id` names the function, so its name has no effect."""
+
+    unused = ITEM_FIELDS | {"name", "namespace"}
 
     type: Literal["function_call_output"]
     call_id: str

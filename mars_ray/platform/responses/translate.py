@@ -7,6 +7,7 @@ Never: leaves out a field that would change the answer.
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Literal, cast
 
 from mars_ray.chat.messages import (
@@ -70,10 +71,13 @@ def items_of(body: ResponsesRequest) -> Sequence[Item]:
 
 def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> ChatCompletionRequest:
     """Return the chat completion request that means the same, with the items `before` in front of the input."""
-    messages: list[Message] = []
-    if body.instructions:
-        messages.append(InputMessage(role="system", content=body.instructions))
-    messages += _messages([*before, *items_of(body)])
+    items = [*before, *items_of(body)]
+    leading = [*takewhile(lambda item: isinstance(item, MessageItem) and item.role in ("system", "developer"), items)]
+    messages = _messages(items[len(leading) :])
+    # Many chat templates refuse a second message of the system.
+    texts = (body.instructions, *(text_of_content(item.content) for item in leading if isinstance(item, MessageItem)))
+    if system := "\n\n".join(filter(None, texts)):
+        messages.insert(0, InputMessage(role="system", content=system))
     return ChatCompletionRequest(
         model=body.model,
         messages=messages,

@@ -133,7 +133,8 @@ class ServeConfig(ModelSettings):
             accuracy=accuracies(points),
             lenient=isinstance(card, AdapterCard),
         )
-        limited = "max_accuracy_loss" in self.control.model_fields_set and not plan.accuracy
+        falls = self.control.policy == "capacity"
+        limited = falls and "max_accuracy_loss" in self.control.model_fields_set and not plan.accuracy
         for name, floor in ((service_class.name, service_class.floor) for service_class in self.classes):
             if limited and floor is not None and floor < self.threshold:
                 raise ConfigError(

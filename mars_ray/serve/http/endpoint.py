@@ -341,4 +341,5 @@ def _metadata(model: ModelInfo, id: str, http: Request) -> ResponseMetadata:
         created=int(Exchange.of(http.scope).arrived_unix_s),
         model=model.name,
         token_bytes=model.engine.token_bytes,
+        calls_id=uuid4().hex,
     )

@@ -37,13 +37,13 @@ class EngineReplica(Replica):
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Serve awaits the constructor
         folder = resolve_model(config.model)
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
+        plan = config.plan(folder)
         spec = config.engine_spec(folder, cpus)
         engine, facts = await AsyncEngine.start(
             spec, stall_seconds=STALL_SECONDS, step_seconds=STEP_SECONDS, restarts=RESTARTS
         )
         replica = serve.get_replica_context()
         self._name = replica.replica_id.unique_id
-        plan = config.plan(folder)
         self._lease = Lease(self._name, plan, price_per_hour=config.engine.replica_price)
         controller = endpoint_controller(config, folder)
         adapters = FollowedAdapters(engine, partial(get_adapters, config.controller or replica.app_name))

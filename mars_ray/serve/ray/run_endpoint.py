@@ -145,6 +145,7 @@ def _check_this_machine(schema: ServeDeploySchema, config: ServeConfig) -> None:
     """Raise an error early for a missing model, bad keys, a bad certificate or a port in use."""
     model = check_folder(resolve_model(config.model))
     check_engine(model, config.engine, resolve_adapters(config.adapter, config.adapters))
+    config.plan(model.folder)
     config.check_keys()
     http = schema.http_options
     if http.ssl_certfile and http.ssl_keyfile:
