@@ -53,7 +53,8 @@ class DemandMeter:
         """Add a report and return True. If it is not newer than all earlier reports, ignore it and return False."""
         if report.number <= self.last.number:
             return False
-        if report.seconds < self.last.seconds:  # the replica's clock was set back: earlier times cannot be compared
+        # Earlier reports cannot be compared if the replica's clock was set back, or a new engine counts from 0.
+        if report.seconds < self.last.seconds or _counts_anew(self.last, report):
             self._reports.clear()
         self._reports.append(report)
         while report.seconds - self._reports[0].seconds > SIZES_S and len(self._reports) > 2:
@@ -101,6 +102,15 @@ class DemandMeter:
     def _start(self, window_s: float) -> ReplicaReport:
         recent = takewhile(lambda report: self.last.seconds - report.seconds <= window_s, reversed(self._reports))
         return deque(recent, maxlen=1)[0]
+
+
+def _counts_anew(before: ReplicaReport, report: ReplicaReport) -> bool:
+    old_states = {state.name: state for state in before.state.classes}
+    return any(
+        old is not None and (now.arrived < old.arrived or now.ended < old.ended or now.tokens < old.tokens)
+        for now in report.state.classes
+        for old in [old_states.get(now.name)]
+    )
 
 
 def _class(report: ReplicaReport, name: str) -> ClassState | None:

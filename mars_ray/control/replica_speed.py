@@ -65,7 +65,7 @@ def speed_of(states: Sequence[EngineState]) -> ReplicaSpeed | None:
         return None
     times = [state.step_time for state in measured if state.step_time is not None]
     running = sum(state.running for state in measured)
-    kv_tokens = sum(state.kv_tokens for state in measured)
+    kv_tokens = sum(state.kv_tokens for state in measured if state.running)  # an idle engine keeps its last figure
     return _first_equal(
         ReplicaSpeed(
             rows=round(_mean([state.max_num_seqs for state in measured])),

@@ -99,6 +99,16 @@ def test_a_counter_that_fell_gives_no_negative_demand() -> None:
     assert demand.requests_s == 0.0 and demand.prompt_tokens >= 0 and demand.output_tokens >= 1
 
 
+def test_the_sizes_of_requests_are_those_of_the_engine_that_counts_anew() -> None:
+    made = reports([(5, 10, 8)] * 30)
+    for second in range(3):
+        count = 4 * second
+        state = class_state(arrived=count, prompt_tokens=10 * count, ended=count, tokens=10 * count)
+        made.append(report(32 + second, 31.0 + second, state))
+    demand = only(metered(made))
+    assert (demand.requests_s, demand.prompt_tokens, demand.output_tokens) == (4.0, 10.0, 10.0)
+
+
 def test_each_class_is_counted_for_itself() -> None:
     made = [
         report(second + 1, float(second), class_state("a", arrived=second), class_state("b", arrived=5 * second))
@@ -160,6 +170,8 @@ def test_tokens_of_rows_that_end_without_successors_are_counted_once() -> None:
     assert metered(made).tokens_s() == 0.0
 
 
-def test_an_engine_that_was_started_again_under_a_name_gives_no_negative_rate() -> None:
+def test_the_rate_of_an_engine_that_was_started_again_under_a_name_begins_with_its_own_reports() -> None:
     made = [*rows_at_work(30), report(32, 31.0, class_state(ended=1, tokens=5))]
-    assert metered(made).tokens_s() == 0.0
+    assert metered(made).tokens_s() is None
+    made.append(report(33, 33.0, class_state(ended=3, tokens=15)))
+    assert metered(made).tokens_s() == 5.0

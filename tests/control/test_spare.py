@@ -62,5 +62,22 @@ def test_the_policy_fixed_lowers_nothing_for_batches() -> None:
     assert [each.threshold for each in classes] == [0.95, 0.95]
 
 
+def test_rows_on_a_replica_with_many_callers_keep_their_threshold() -> None:
+    clock = Clock()
+    controller = Controller(plan_of(*CLASSES), clock=clock, unix_clock=clock)
+    lowest = {"standard": 0.95, BATCH_CLASS: 0.95}
+    for second in range(60):
+        controller.update_backlog(Backlog(tokens=1e6, seconds=1e6), paused=False)
+        for replica, share in (("a", 3.0), ("b", 0.1)):
+            states = (
+                state_of("standard", 0.95, share, second, waiting=0),
+                state_of(BATCH_CLASS, 0.95, 0.5, second, waiting=12),
+            )
+            directive = controller.handle_report(report(second + 1, clock.now_s, *states, replica=replica))
+            lowest = {name: min(low, directive.thresholds[name]) for name, low in lowest.items()}
+        clock.now_s += 1
+    assert lowest["standard"] < 0.95 and lowest[BATCH_CLASS] == 0.95
+
+
 def test_without_batches_the_class_follows_its_own_requests() -> None:
     assert run("capacity", None)[0] > 1

@@ -16,6 +16,7 @@ from tests.control.control_samples import (
     PROFILE,
     SPEED,
     STEP_TIME,
+    class_state,
     engine_state,
     load_of,
     point,
@@ -103,6 +104,12 @@ def test_what_was_returned_before_cannot_be_spoiled_for_the_next() -> None:
 def test_before_a_replica_measured_its_steps_there_is_no_speed() -> None:
     assert speed_of([]) is None
     assert speed_of([engine_state(step_time=None), engine_state(profile=())]) is None
+
+
+def test_the_context_of_rows_is_that_of_the_engines_that_have_rows() -> None:
+    idle = engine_state(class_state(running=0), kv_tokens=9000)
+    found = speed_of([idle, engine_state(class_state(running=1), kv_tokens=100)])
+    assert found is not None and found.kv_tokens_per_row == 100
 
 
 def test_the_speed_of_several_is_that_of_a_typical_one_of_those_that_know_theirs() -> None:

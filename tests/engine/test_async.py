@@ -28,6 +28,7 @@ from mars_ray.errors import (
     StepError,
 )
 from mars_ray.model.resolve import resolve_model
+from tests.engine.grammar_samples import regex
 from tests.factories.engine import MakeEngine, engine_processes, engine_spec, request, run, serving
 
 FIXED = DecodeParams(threshold=0.9, block=8)
@@ -113,6 +114,20 @@ def test_a_reader_that_stops_reading_is_cancelled_and_holds_no_one_up(
             with pytest.raises(SlowReaderError, match="more than 64 tokens behind"):
                 async for _ in slow:
                     pass
+
+    asyncio.run(test())
+
+
+def test_a_reader_that_keeps_up_may_get_more_tokens_at_once_than_the_buffer_holds(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    text = regex("ab" * 400 + "[cd]{60}")  # the first steps answer all that is forced
+
+    async def test() -> None:
+        async with serving(make_engine(), buffered_tokens=64) as front:
+            chunks = await read(front, request("forced", prompts[0], grammar=text, max_tokens=1200))
+            assert max(len(chunk.tokens) for chunk in chunks) > 64
+            assert chunks[-1].finished
 
     asyncio.run(test())
 

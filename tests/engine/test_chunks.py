@@ -70,6 +70,15 @@ def test_what_was_accepted_at_masks_is_audited_by_what_one_token_at_a_time_says_
     assert differ, "a threshold of 0 takes tokens that the model would not"
 
 
+@pytest.mark.parametrize("changed", [{"repetition_penalty": 1.5}, {"min_tokens": 24}], ids=str)
+def test_choices_that_depend_on_more_than_the_logits_are_not_audited(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]], changed: dict[str, Any]
+) -> None:
+    found = alone(make_engine(), prompts[10], EVERYTHING, max_tokens=24, logprobs=0, **changed)
+    assert any(chunk.accepted for chunk in found.chunks)
+    assert not [audit for chunk in found.chunks for audit in chunk.audits]
+
+
 def test_a_stop_string_is_found_across_two_chunks(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
     whole = alone(make_engine(), prompts[10], DecodeParams(threshold=0.0, block=3), max_tokens=30)
     first = "".join(chunk.text for chunk in whole.chunks[:2])

@@ -19,6 +19,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.kv import slot_allocator
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
+from mars_ray.engine.scheduling.sequence import FORCED_DRAFTS
 from mars_ray.method.metric import Metric
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
@@ -177,6 +178,15 @@ def test_forced_tokens_have_the_log_probabilities_of_the_model_where_they_are_as
         assert len(output.logprobs) == len(output.tokens)
         unlikely = [each.chosen for each in output.logprobs if each.chosen < -1]
         assert unlikely, "the model would not have said all of this"
+
+
+def test_a_step_verifies_no_more_than_a_part_of_a_long_text_that_is_forced(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    found = alone(make_engine(), prompts[0], AR, grammar=regex("ab" * 400), max_tokens=1000, logprobs=0)
+    assert found.text == "ab" * 400
+    steps = Counter(entry.forward for entry in found.logprobs)
+    assert len(found.tokens) > 2 * FORCED_DRAFTS and max(steps.values()) <= FORCED_DRAFTS + 1
 
 
 def test_a_draw_is_one_from_the_allowed_tokens(

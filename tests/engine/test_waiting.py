@@ -134,3 +134,31 @@ def test_who_is_put_back_goes_before_all_others_of_its_class_even_where_the_queu
     assert list(waiting) == [ran, *rest]
     waiting.remove(ran)
     assert waiting.next() is rest[0]
+
+
+def test_a_class_that_was_idle_resumes_with_the_classes_of_its_own_priority() -> None:
+    waiting = WaitingQueue([ServiceClass(name="gold", priority=1), ServiceClass(name="a"), ServiceClass(name="b")], 100)
+    queued(waiting, "a", "a", "gold")
+    waiting.take()
+    waiting.served("gold", 10**6)
+    queued(waiting, "gold")
+    waiting.take()
+    queued(waiting, "b")
+    order = []
+    for _ in range(3):
+        order.append(waiting.take().service_class)
+        waiting.served(order[-1], 10)
+    assert "b" in order[:2]
+
+
+def test_a_class_that_was_idle_does_not_catch_up_on_what_was_served_since_the_last_one_was_taken() -> None:
+    waiting = WaitingQueue([ServiceClass(name="a"), ServiceClass(name="b")], 100)
+    queued(waiting, "a")
+    waiting.take()
+    waiting.served("a", 64_000)
+    queued(waiting, *"bbaa")
+    order = []
+    for _ in range(4):
+        order.append(waiting.take().service_class)
+        waiting.served(order[-1], 10)
+    assert sorted(order[:2]) == sorted(order[2:]) == ["a", "b"]

@@ -54,6 +54,11 @@ def test_answers_keep_the_order_of_prompts_of_different_lengths(llm: LLM) -> Non
     assert all(alone[JSON].startswith(output.text) and len(output.token_ids) <= 3 for output in outputs[1::2])
 
 
+def test_more_prompts_than_may_wait_are_all_answered() -> None:
+    outputs = LLM("bundled", max_num_seqs=4, max_waiting_seqs=2).chat([LIST] * 12, SamplingParams(max_tokens=4))
+    assert [len(output.token_ids) for output in outputs] == [4] * 12
+
+
 def test_an_adapter_that_is_set_decodes_by_its_name_until_another_set_replaces_it(llm: LLM, tmp_path: Path) -> None:
     folder = saved_adapter(tmp_path / "a", 3)
     [plain] = llm.chat(LIST, SHORT)

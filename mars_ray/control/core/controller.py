@@ -272,10 +272,13 @@ class Controller:
             return hot
         job = self._job.state(self._replicas, self._now_s())
         for replica, own in self._replicas.loads():
-            load = self._callers(replace(own, job=job))
+            all_work = replace(own, job=job)
+            load = self._callers(all_work)
             shares = (load.share_with_queue(name, decision.threshold) for name, decision in self._decisions.items())
             if load.speed is not None and sum(shares) > HOT:
                 decisions, _ = self._policy.decide(self._plan, load, self._bounds, self._policy_state, 0.0)
+                if load is not all_work:  # batches lower their threshold for their own deadline alone
+                    decisions[BATCH_CLASS] = self._decisions[BATCH_CLASS]
             elif self._setter.has(replica):
                 decisions = {name: Decision(bound.ceiling, COOL) for name, bound in self._bounds.items()}
             else:

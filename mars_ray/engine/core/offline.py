@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.core.decoding_engine import DecodingEngine
 from mars_ray.engine.request import Request
-from mars_ray.errors import MarsRayError
+from mars_ray.errors import MarsRayError, QueueFullError
 
 
 @dataclass(slots=True)
@@ -69,9 +69,17 @@ def run_steps(
     `Engine.add`.
     """
     coming = iter(requests)
+    refused: Request | None = None
     while True:
-        while _has_room(engine, at_a_time) and (request := next(coming, None)):
-            engine.add(request)
+        while _has_room(engine, at_a_time) and (request := refused or next(coming, None)):
+            refused = None
+            try:
+                engine.add(request)
+            except QueueFullError:  # the class of the request has fewer places than the engine has slots
+                if not engine.busy:
+                    raise
+                refused = request
+                break
         if not engine.busy:
             return
         yield engine.step()

@@ -6,7 +6,7 @@ from mars_ray.engine.core.limits import EngineLimits
 from mars_ray.engine.grammar.matcher import Grammars, ModelTokens
 from mars_ray.engine.request import Acceptance, PartialAnswer, Request
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
-from mars_ray.engine.scheduling.sequence import Drafts, Sequence
+from mars_ray.engine.scheduling.sequence import FORCED_DRAFTS, Drafts, Sequence
 from mars_ray.errors import ConfigError, RequestError
 
 
@@ -80,7 +80,9 @@ def new_sequences(
             matcher=matcher,
             prompt_logprobs=[] if scored and index == 0 and not partial.tokens else None,
             # Forced tokens are fed together with the prompt.
-            drafts=Drafts.certain(matcher.take_forced(max_tokens - len(partial.tokens)) if matcher else []),
+            drafts=Drafts.certain(
+                matcher.take_forced(min(FORCED_DRAFTS, max_tokens - len(partial.tokens))) if matcher else []
+            ),
             forwards=partial.forwards,
         )
         sequences.append(sequence)

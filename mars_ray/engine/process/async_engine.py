@@ -408,6 +408,8 @@ class AsyncEngine:
         self._states.clear()
 
     def _deliver(self, chunks: list[Chunk]) -> None:
+        # What comes with these chunks does not count as behind: their readers could not read it yet.
+        behind = {chunk.request_id for chunk in chunks if self._is_behind(chunk.request_id)}
         for chunk in chunks:
             stream = self._streams.get(chunk.request_id)
             if stream is None:
@@ -415,7 +417,7 @@ class AsyncEngine:
             stream.put(chunk)
             if not stream.open:
                 del self._streams[chunk.request_id]
-            elif stream.overfull:
+            elif chunk.request_id in behind:
                 log.warning("request %s is cancelled, because its reader is too slow", chunk.request_id)
                 del self._streams[chunk.request_id]
                 self._cancel(chunk.request_id)
@@ -425,6 +427,10 @@ class AsyncEngine:
                         "Read faster, or ask for fewer tokens."
                     )
                 )
+
+    def _is_behind(self, request_id: str) -> bool:
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.overfull
 
 
 def _not_running(_order: Order) -> NoReturn:

@@ -12,9 +12,10 @@ from mars_ray.engine.execution.model_runner import ForwardOutput, Picks
 from mars_ray.engine.grammar.matcher import Matcher
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import Acceptance
+from mars_ray.engine.sampling.sampler import has_penalties
 from mars_ray.engine.sampling.verify import Verification
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
-from mars_ray.engine.scheduling.sequence import Drafts, Sequence
+from mars_ray.engine.scheduling.sequence import FORCED_DRAFTS, Drafts, Sequence
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.method.drafts import PositionPrice
 from mars_ray.method.metric import Metric, least_probability
@@ -72,7 +73,8 @@ def _follow_grammar(sequence: Sequence, matcher: Matcher, gained: list[int]) -> 
     """
     sampling = sequence.request.sampling
     matcher.seek(gained)
-    forced = matcher.take_forced(sequence.max_tokens - sequence.num_output_tokens - len(gained))
+    room = sequence.max_tokens - sequence.num_output_tokens - len(gained)
+    forced = matcher.take_forced(room if sampling.logprobs is None else min(FORCED_DRAFTS, room))
     predicted = sequence.drafts
     # Without confidences there is no audit. An audit would mistake tokens of the grammar for choices of the model.
     sequence.accepted_confidences = []
@@ -140,7 +142,8 @@ def record(
     if (confidences := sequence.drafts.probabilities) and not sequence.drafts.text and sequence.matcher is None:
         ends = sequence.drafts.tokens[-1] in sequence.stop_ids  # a stop token is the last draft
         profile.observe_drafts(confidences, ratios, after=len(sequence.accepted_confidences), ends=ends)
-        if acceptance.lossless and not acceptance.lenient and not sequence.accepted_confidences:
+        greedy = not sequence.request.sampling.temperature  # two draws may differ although the choices agree
+        if acceptance.lossless and not acceptance.lenient and not sequence.accepted_confidences and greedy:
             profile.observe_audit(0.0, confidences, [ratio == 1 for ratio in ratios])
     if acceptance.lenient and ratios and sequence.matcher is None and not sequence.request.sampling.temperature:
         profile.observe_audit(0.0, ratios, [ratio == 1 for ratio in ratios])
@@ -198,13 +201,17 @@ def _record_masks(
 def audits_of(sequence: Sequence, picks: Picks, output: ForwardOutput) -> tuple[Audit, ...]:
     """Return the model's own choices for the tokens accepted at masks in the last forward, if their logits are read.
 
-    Call this before `advance`.
+    Draws are not audited, nor choices that depend on more than the logits, such as on penalties. Call this before
+    `advance`.
     """
     ahead = len(sequence.accepted_confidences)
-    if sequence.request.sampling.temperature or len(picks.before) < ahead:
+    sampling = sequence.request.sampling
+    start = sequence.num_output_tokens - ahead
+    if sampling.temperature or sampling.logit_bias or has_penalties(sampling) or start < sampling.min_tokens:
+        return ()
+    if len(picks.before) < ahead:
         return ()
     audited = picks.before[len(picks.before) - ahead :]
-    start = sequence.num_output_tokens - ahead
     return tuple(
         Audit(index, output.tokens[pick], output.confidences[pick]) for index, pick in enumerate(audited, start)
     )

@@ -271,7 +271,7 @@ class Scheduler:
         self._slots.allocate(self.waiting.take())
         if head.started_s is None:
             head.started_s = self._clock()
-        head.num_cached_tokens = max(head.num_cached_tokens, min(head.num_computed_tokens, head.num_prompt_tokens))
+            head.num_cached_tokens = min(head.num_computed_tokens, head.num_prompt_tokens)
         self.running.append(head)
         return True
 

@@ -9,6 +9,9 @@ from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.detokenizer import IncrementalDetokenizer
 from mars_ray.errors import MarsRayError
 
+FORCED_DRAFTS = 64
+"""Maximum number of a sequence's drafts that a grammar forces. A step computes the logits of all drafts."""
+
 
 @dataclass(slots=True)
 class Drafts:

@@ -22,9 +22,8 @@ class WaitingQueue:
         self._queues: dict[str, deque[Sequence]] = {name: deque() for name in self._classes}
         self._served = dict.fromkeys(self._classes, 0.0)
         """Number of tokens served to each class, divided by the share of the class."""
-        self._level = 0.0
-        """Value of `_served` for the class whose sequence was taken last, as it was then. Idle classes resume from this
-        value."""
+        self._taken_last: dict[int, str] = {}
+        """The class whose sequence was taken last, by priority."""
         shares = sum(service_class.share for service_class in classes)
         self._places = {
             service_class.name: max(1, int(max_waiting_seqs * service_class.share / shares))
@@ -64,7 +63,7 @@ class WaitingQueue:
                 "fit. Try again later."
             )
         if not queue:
-            self._served[name] = max(self._served[name], self._level)
+            self._served[name] = max(self._served[name], self._level(self.priority(name)))
         if begun:
             queue.extendleft(reversed(sequences))
         else:
@@ -87,12 +86,20 @@ class WaitingQueue:
         """Remove and return the next sequence. At least one must be waiting."""
         head = self.next()
         assert head is not None
-        self._level = self._served[head.service_class]
+        self._taken_last[self.priority(head.service_class)] = head.service_class
         return self._queues[head.service_class].popleft()
 
     def served(self, name: str, tokens: int) -> None:
         """Record the number of tokens, of prompts or answers, that were served to a class."""
         self._served[name] += tokens / self._classes[name].share
+
+    def _level(self, priority: int) -> float:
+        """Return the value of `_served` from which an idle class of this priority resumes: that of the class that is
+        next, or if none waits, of the one that was taken last."""
+        peers = [name for name, queue in self._queues.items() if queue and self.priority(name) == priority]
+        if not peers and priority in self._taken_last:
+            peers = [self._taken_last[priority]]
+        return min((self._served[name] for name in peers), default=0.0)
 
     def _order(self, head: Sequence) -> tuple[int, float, float]:
         return -self._classes[head.service_class].priority, self._served[head.service_class], head.added_s
