@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from mars_ray.adapter.card import resolve_adapter
 from mars_ray.adapter.folder import load_adapter
-from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
+from mars_ray.adapter.loss import AdapterLoss, heldout_masks
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.data.packed import PackedData
 from mars_ray.measure import machine
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=Path, required=True, help="packed rows")
     parser.add_argument("--tokens", type=int, default=125_000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--block", type=int, default=7)
+    parser.add_argument("--block", type=int, default=8)
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--init", help="adapter to begin with: a folder or a name, of the same rank")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -162,9 +162,11 @@ def judged(arguments: argparse.Namespace, model: ResolvedModel, adapter: Path) -
     rows = PackedData(arguments.heldout)
     numbers = range(SELECTION_ROWS, min(len(rows), SELECTION_ROWS + arguments.test_rows))
     selected = rows.rows(numbers)
-    phase_RT = random_phases(selected, arguments.block, torch.Generator().manual_seed(0))
+    masks = arguments.block - 1
+    phase_RT = random_phases(selected, masks, torch.Generator().manual_seed(0))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision_of(model) == "bfloat16"):
-        return heldout_agreement(network, lora, mask_streams(selected, block=arguments.block, phase_RT=phase_RT))
+        streams = mask_streams(selected, masks=masks, phase_RT=phase_RT)
+        return HeldoutLookahead.of(heldout_masks(network, lora, streams))
 
 
 def show(results: dict[str, list[dict[str, Any]]]) -> None:

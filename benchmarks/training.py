@@ -113,7 +113,7 @@ def train(way: str, model: str, precision: str, steps: int, count: int, length: 
         if way == "ar":
             streams = clean_stream(packed)
         elif of_adapter:
-            streams = mask_streams(packed, block=BLOCK, phase_RT=phase_RT)
+            streams = mask_streams(packed, masks=BLOCK, phase_RT=phase_RT)
         else:
             streams = mars_streams(packed, block=BLOCK, mask_id=checkpoint.mask_id, phase_RT=phase_RT)
         train_step(wrapped, optimizer, [streams], accelerator, ar_weight=1.0, clip_norm=1.0)

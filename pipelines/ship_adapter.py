@@ -105,7 +105,7 @@ def measure(
     masks = agreed = agreed_int8 = changed = 0
     for start in range(0, min(rows, len(data)), ROWS_AT_ONCE):
         numbers = range(start, min(start + ROWS_AT_ONCE, rows, len(data)))
-        streams = mask_streams(data.rows(numbers), block=block)
+        streams = mask_streams(data.rows(numbers), masks=block - 1)
         logits = [mask_logits(network, lora, streams) for lora in pair]
         model_M = logits[0].teacher_MV.argmax(dim=-1)
         token_M, int8_M = (sampled(network, *outputs).token_M for outputs in zip(pair, logits, strict=True))

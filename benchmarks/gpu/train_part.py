@@ -29,11 +29,12 @@ from benchmarks.gpu.settings import gpu_of
 from mars_ray.adapter.card import AdapterCard, resolve_adapter
 from mars_ray.adapter.folder import load_adapter, save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, linears_of, new_adapter
-from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
+from mars_ray.adapter.loss import AdapterLoss, heldout_masks
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.adapter.sampler_head import SamplerHead
 from mars_ray.errors import ConfigError, DataError
 from mars_ray.machines.step_model import GPUS
+from mars_ray.method.heldout import HeldoutLookahead
 from mars_ray.method.streams import GPU_MASKS, PADDING, Streams, random_phases
 from mars_ray.model.card import library_versions
 from mars_ray.model.checkpoint import load_checkpoint
@@ -43,7 +44,7 @@ from mars_ray.program import run_program
 from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers
 from mars_ray.training.step import train_step
 
-BLOCK = 8
+MASKS = 7
 DECAY = 0.9
 PEAK_RATE, WARMUP = 1e-3, 0.03
 MAX_RANK = 32
@@ -119,17 +120,17 @@ class AdapterTraining:
         start = resolve_adapter(self._arguments.adapter)
         if start is None:
             rank = rank_for(self._network)
-            return new_adapter(self._network, rank=rank, alpha=2.0 * rank, masks=BLOCK, names=None)
+            return new_adapter(self._network, rank=rank, alpha=2.0 * rank, masks=MASKS, names=None)
         shape = load_adapter(start, self._base).lora.shape
         names = sorted({name.rpartition(".")[2] for name in shape.linears})
         adapter = new_adapter(self._network, rank=shape.rank, alpha=shape.alpha, masks=shape.masks, names=names)
         start_from(adapter, start)
         return adapter
 
-    def _streams(self, numbers: list[int], block: int, seed: int) -> Streams:
+    def _streams(self, numbers: list[int], masks: int, seed: int) -> Streams:
         rows = self._data.rows(numbers)
-        phase_RT = random_phases(rows, block, generator_for(0, seed))
-        return mask_streams(rows, block=block, phase_RT=phase_RT, decay=DECAY, multiple_of=GPU_MASKS)
+        phase_RT = random_phases(rows, masks, generator_for(0, seed))
+        return mask_streams(rows, masks=masks, phase_RT=phase_RT, decay=DECAY, multiple_of=GPU_MASKS)
 
     def step(self, share: float) -> None:
         """Train one step; `share` of the time has passed. Raises `torch.OutOfMemoryError` if one row is too much."""
@@ -137,11 +138,11 @@ class AdapterTraining:
         stage = min(STAGES - 1, int(share * STAGES))
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(stage, STAGES, peak=PEAK_RATE, warmup=WARMUP)
-        block = BLOCK if self._arguments.adapter else block_size(stage, STAGES, last=BLOCK)
+        masks = MASKS if self._arguments.adapter else block_size(stage, STAGES, last=MASKS)
         trained = len(self._data) - self._heldout
         while True:
             numbers = row_numbers(self.steps, trained, batch_rows=self.rows, seed=0)
-            streams = self._streams(numbers, block, self.steps)
+            streams = self._streams(numbers, masks, self.steps)
             try:
                 result = train_step(
                     self._loss, self._optimizer, [streams], self._accelerator, ar_weight=1.0, clip_norm=1.0
@@ -164,9 +165,9 @@ class AdapterTraining:
     def line(self) -> dict[str, Any]:
         """Measure the held-out sequences, keep the adapter if it is the best, and return the figures."""
         numbers = list(range(len(self._data) - self._heldout, len(self._data)))[: max(1, self.rows)]
-        streams = self._streams(numbers, BLOCK, -1).to(self._arguments.device)
+        streams = self._streams(numbers, MASKS, -1).to(self._arguments.device)
         with self._accelerator.autocast():
-            ahead = heldout_agreement(self._network, self.adapter, streams)
+            ahead = HeldoutLookahead.of(heldout_masks(self._network, self.adapter, streams))
         best = ahead.tokens_per_forward > self._best
         if best:
             self._best = ahead.tokens_per_forward
@@ -191,7 +192,7 @@ class AdapterTraining:
 
     def _save(self) -> None:
         card = AdapterCard(
-            block=self.adapter.shape.masks,
+            block=self.adapter.shape.masks + 1,
             objective={"growth": not self._arguments.adapter, "phase": "random", "decay": DECAY, "distill": 1.0},
             base_model=model_label(self._arguments.model, self._base),
             base_digest=self._digest,

@@ -12,6 +12,8 @@ Never: loads an adapter for a base with other tokens than the one it was trained
 
 import json
 import logging
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +38,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 def save_adapter(
     adapter: GatedLoRA, card: AdapterCard, folder: Path, *, dtype: torch.dtype = torch.bfloat16, replace: bool = False
 ) -> None:
-    """Write `adapter` to `folder`, which must be absent or empty; with `replace`, an adapter that is already there is
-    removed first."""
+    """Write `adapter` to `folder`, which must be absent or empty; with `replace`, it may hold an adapter and nothing
+    else, which goes once the new one is complete."""
     shape = adapter.shape
     config = {
         "peft_type": "LORA",
@@ -55,15 +57,25 @@ def save_adapter(
         (partial / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (partial / WEIGHTS_FILE).chmod((partial / CONFIG_FILE).stat().st_mode)
 
-    if replace:
-        _remove(folder)
-    save_folder(folder, write)
+    if replace and folder.is_dir():
+        _replace(folder, write)
+    else:
+        save_folder(folder, write)
 
 
-def _remove(folder: Path) -> None:
+def _replace(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a new adapter next to the one in `folder`, and then put it there."""
+    files = {path.name for path in folder.iterdir()}
+    if others := sorted(files - {WEIGHTS_FILE, CONFIG_FILE, CARD_FILE}):
+        raise OutputError(f"{folder} has files other than an adapter, such as {others[0]}. Give another folder.")
+    new, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
     try:
-        for name in (WEIGHTS_FILE, CONFIG_FILE, CARD_FILE):
-            (folder / name).unlink(missing_ok=True)
+        for path in (new, old):  # left over from a process that was killed
+            shutil.rmtree(path, ignore_errors=True)
+        save_folder(new, write)
+        folder.replace(old)
+        new.replace(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"Cannot replace the adapter in {folder}: {error}.") from error
 

@@ -12,7 +12,7 @@ from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.adapter.sampler_head import Candidates, likeliest
 from mars_ray.method import tiles
-from mars_ray.method.heldout import HeldoutLookahead
+from mars_ray.method.heldout import HeldoutMask
 from mars_ray.method.loss import chunks, mask_losses
 from mars_ray.method.streams import PackedRows, Streams
 
@@ -54,7 +54,9 @@ class AdapterLoss(nn.Module):
         loss_M = mask_losses(
             masks.logits_MV, label_M, teacher_M, self._distill, masks.teacher_MV, self._total_variation
         )
-        loss_M = loss_M + self._change_by_sampler(masks, label_M)
+        change_M = self._change_by_sampler(masks, label_M)
+        # The head learns from the cross-entropy alone, so its gradient is whole and its value has the share of that.
+        loss_M = loss_M + change_M - self._total_variation * change_M.detach()
         with torch.no_grad():
             base_M = mask_losses(masks.teacher_MV, label_M)
         return (loss_M * weight_M).sum(), base_M.sum()
@@ -77,7 +79,7 @@ def _one_mask() -> Streams:
     zero_RT = response_RT.long() * 0
     position_RT = torch.arange(3)[None]
     rows = PackedRows(tokens_RT=zero_RT, response_RT=response_RT, example_RT=zero_RT, position_RT=position_RT)
-    return mask_streams(rows, block=2)
+    return mask_streams(rows, masks=1)
 
 
 @torch.no_grad()
@@ -99,9 +101,9 @@ def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> 
 
 
 @torch.no_grad()
-def heldout_agreement(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> HeldoutLookahead:
-    """Measure an adapter on the result of `mask_streams`; `network` must come from an `AdapterLoss`."""
+def heldout_masks(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> list[HeldoutMask]:
+    """Return which masks of the result of `mask_streams` are right; `network` must come from an `AdapterLoss`."""
     masks = mask_logits(network, adapter, streams)
     right_M = sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)
     offset_M = streams.tokens_RS.flatten()[streams.noisy_slot_M]
-    return HeldoutLookahead.of(right_M.tolist(), offset_M.tolist())
+    return list(zip(right_M.tolist(), offset_M.tolist(), strict=True))

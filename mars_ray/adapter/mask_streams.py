@@ -19,9 +19,9 @@ from mars_ray.method.streams import (
 
 
 def mask_streams(
-    rows: PackedRows, *, block: int, phase_RT: Tensor | int = 0, decay: float = 1.0, multiple_of: int = 1
+    rows: PackedRows, *, masks: int, phase_RT: Tensor | int = 0, decay: float = 1.0, multiple_of: int = 1
 ) -> Streams:
-    """Build the streams `[masks | clean]`, with at most `block` masks in a block.
+    """Build the streams `[masks | clean]`, with at most `masks` masks in a block.
 
     At a mask, `tokens_RS` holds the number of masks before it in its block. The label of a mask is the next token. Its
     twin, the clean token at the same position, has the same label; other clean tokens have no label.
@@ -29,7 +29,7 @@ def mask_streams(
     Padding rounds N up to a multiple of `multiple_of`, but at most to T, so that a GPU meets few shapes.
     """
     clean = clean_stream(rows)
-    number_RT = (rows.position_RT + phase_RT) // block
+    number_RT = (rows.position_RT + phase_RT) // masks
     starts_RT = ones_like(rows.response_RT)
     starts_RT[:, 1:] = (
         (number_RT[:, 1:] != number_RT[:, :-1])

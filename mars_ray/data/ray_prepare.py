@@ -97,12 +97,19 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
 
 
 def check_length(length: int, model: Path) -> None:
-    """Raise `ConfigError` for rows longer than the context of the model, because examples may be as long as a row."""
-    positions = check_folder(model).max_positions
+    """Raise `ConfigError` for rows longer than the context of the model or its sliding window, because examples may be
+    as long as a row, and training attends to all tokens of an example."""
+    resolved = check_folder(model)
+    positions = resolved.max_positions
     if length > positions:
         raise ConfigError(
             f"length is {length}, but the context of the model has {positions} tokens (max_position_embeddings in "
             f"{model / 'config.json'}). Set length to {positions} or less."
+        )
+    if (window := resolved.sliding_window) and length > window:
+        raise ConfigError(
+            f"length is {length}, but layers of the model see only the last {window} tokens (sliding_window in "
+            f"{model / 'config.json'}), which training does not support. Set length to {window} or less."
         )
 
 

@@ -1,5 +1,7 @@
 """Calibrate a model or an adapter from a finished evaluation, whose tasks have right answers."""
 
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from mars_ray.adapter.card import resolve_adapter
@@ -58,8 +60,21 @@ def calibration_of(results: Results) -> tuple[CalibrationPoint, ...]:
     points = [_point(results, threshold, name) for threshold, name in sorted(thresholds.items(), reverse=True)]
     # Exact mode drafts from text as well; the thresholds of an evaluation do not. A calibration is about masks, from
     # which a lower threshold gains at least as much.
-    masks = min(point.tokens_per_forward for point in points)
-    return (points[0].model_copy(update={"tokens_per_forward": masks}), *points[1:])
+    return (_without_text(points), *points[1:])
+
+
+def _without_text(points: Sequence[CalibrationPoint]) -> CalibrationPoint:
+    """Return the first point, of exact mode, with the least tokens per forward of any point, also by family."""
+    exact = points[0]
+    least = min(points, key=attrgetter("tokens_per_forward"))
+    families = {
+        name: family.model_copy(
+            update={"tokens_per_forward": min(point.by_family[name].tokens_per_forward for point in points)}
+        )
+        for name, family in exact.by_family.items()
+    }
+    fields = {"tokens_per_forward": least.tokens_per_forward, "tokens_per_forward_std": least.tokens_per_forward_std}
+    return exact.model_copy(update=fields | {"by_family": families})
 
 
 def _point(results: Results, threshold: float, setting: str) -> CalibrationPoint:

@@ -14,6 +14,9 @@ from transformers import PreTrainedModel
 from mars_ray.method.loss import training_logits
 from mars_ray.method.streams import Streams
 
+HeldoutMask = tuple[bool, int]
+"""Whether a mask is right, and the number of masks before it in its block."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldoutLookahead:
@@ -25,11 +28,11 @@ class HeldoutLookahead:
     """Share of masks that are right, indexed by the number of masks before them in the block."""
 
     @classmethod
-    def of(cls, right_M: Sequence[bool], offset_M: Sequence[int]) -> "HeldoutLookahead":
+    def of(cls, masks: Sequence[HeldoutMask]) -> "HeldoutLookahead":
         """Count masks in order, of which those of a block follow each other with rising offsets from 0."""
         runs, unbroken = 0, False
-        counts = [[0, 0] for _ in range(max(offset_M) + 1)]
-        for right, offset in zip(right_M, offset_M, strict=True):
+        counts = [[0, 0] for _ in range(max(offset for _, offset in masks) + 1)]
+        for right, offset in masks:
             unbroken = right and (unbroken or offset == 0)
             runs += unbroken
             counts[offset][0] += right
@@ -38,10 +41,10 @@ class HeldoutLookahead:
 
 
 @torch.no_grad()  # inference mode would leave gathered weights that cannot be trained
-def heldout_lookahead(network: PreTrainedModel, streams: Streams, *, block: int) -> HeldoutLookahead:
-    """Measure a model in one forward; `block` is that of `streams`.
+def heldout_masks(network: PreTrainedModel, streams: Streams, *, block: int) -> list[HeldoutMask]:
+    """Return which masks are right, from one forward; `block` is that of `streams`.
 
-    A forward looks ahead at `block` - 1 masks, so the last mask of a whole block does not count.
+    A forward looks ahead at `block` - 1 masks, so the last mask of a whole block is left out.
     """
     slot_M = torch.cat([streams.noisy_slot_M, streams.clean_slot_M])
     token_M = training_logits(network, streams, slot_M).argmax(dim=-1)
@@ -50,8 +53,7 @@ def heldout_lookahead(network: PreTrainedModel, streams: Streams, *, block: int)
     right_RS = token_RS == token_RS.gather(1, streams.twin_RS)
     right_M = right_RS.flatten()[streams.noisy_slot_M].tolist()
     offset_M = _offsets(streams)
-    counted = [(right, offset) for right, offset in zip(right_M, offset_M, strict=True) if offset < block - 1]
-    return HeldoutLookahead.of(*zip(*counted, strict=True))
+    return [(right, offset) for right, offset in zip(right_M, offset_M, strict=True) if offset < block - 1]
 
 
 def _offsets(streams: Streams) -> list[int]:

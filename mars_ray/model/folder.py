@@ -63,6 +63,16 @@ class ResolvedModel:
         length: int = self.config.get_text_config().max_position_embeddings
         return length
 
+    @property
+    def sliding_window(self) -> int | None:
+        """Number of tokens that the layers with a sliding window see; None if no layer has one."""
+        config = self.config.get_text_config()
+        types = getattr(config, "layer_types", None)
+        if types is not None and "sliding_attention" not in types:
+            return None
+        window: int | None = getattr(config, "sliding_window", None)
+        return window if getattr(config, "use_sliding_window", True) else None
+
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer. Raises `ModelError` if it cannot be loaded."""
         return load_tokenizer(self.folder, self.config, self.tokenizer_is_custom)

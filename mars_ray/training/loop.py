@@ -14,17 +14,19 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import broadcast
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from mars_ray.adapter import loss as adapter_loss
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
-from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method import tiles
-from mars_ray.method.heldout import HeldoutLookahead, heldout_lookahead
+from mars_ray.method.heldout import HeldoutLookahead, HeldoutMask, heldout_masks
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import (
     GPU_MASKS,
@@ -95,9 +97,14 @@ class TrainingRun:
             # SDPA.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
+        objective = config.objective
+        self._masks = objective.block - 1 if objective.adapter else objective.block
+        """Masks in a whole block. The base itself gives the first token of a block, so an adapter needs one less."""
         self._multiple_of = 1 if accelerator.device.type == "cpu" else GPU_MASKS
         self._adapter = self._new_adapter()
         optimizer = config.optimizer
+        self._saved_best = 0
+        """`best_steps` of the state that was saved last."""
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
         self._loss, self._trainee = self._prepare()
 
@@ -107,7 +114,7 @@ class TrainingRun:
         network = self._checkpoint.network
         adapter = self._adapter
         weights = (config.objective.distill, config.objective.total_variation)
-        loss = AdapterLoss(network, adapter, *weights) if adapter else StreamLoss(network, *weights)
+        loss = adapter_loss.AdapterLoss(network, adapter, *weights) if adapter else StreamLoss(network, *weights)
         if config.compute.activation_checkpointing:
             # The backward computes layers again when the adapter is closed, so it must open it.
             contexts = {"context_fn": lambda: (nullcontext(), adapter.at(None))} if adapter else {}
@@ -140,7 +147,7 @@ class TrainingRun:
                 network,
                 rank=section.rank,
                 alpha=section.alpha or 2.0 * section.rank,
-                masks=self._config.objective.block,
+                masks=self._masks,
                 names=section.target_modules,
             )
         if section.init:
@@ -155,6 +162,7 @@ class TrainingRun:
         """
         with self._store.latest() as folder:
             state = load_state(folder, self._trainee, self._accelerator) if folder else RunState()
+        self._saved_best = state.best_steps
         main = self._accelerator.is_main_process
         losses: dict[str, float] = {}
         with open_metrics(self._folder.path, state.steps) if main else nullcontext() as writer:
@@ -195,7 +203,7 @@ class TrainingRun:
         rate = learning_rate(state.steps, self._steps, peak=optimizer.learning_rate, warmup=optimizer.warmup)
         for group in self._trainee.optimizer.param_groups:
             group["lr"] = rate
-        self._checkpoint.network.train()
+        self._enter_training(state.steps)
         try:
             losses = train_step(
                 self._loss,
@@ -214,7 +222,7 @@ class TrainingRun:
         seconds = time.perf_counter() - started_s
         state = replace(state, steps=state.steps + 1, tokens=state.tokens + tokens)
         due = state.steps % self._config.measure_every == 0 or state.steps == self._steps
-        ahead = self._look_ahead() if due else None
+        ahead = self._agreed(self._look_ahead()) if due else None
         # A model that is trained as a whole agrees with itself most while it knows little, so its last state counts.
         is_best = bool(ahead and self._adapter and ahead.tokens_per_forward > state.best_tokens_per_forward)
         if ahead and is_best:
@@ -232,40 +240,49 @@ class TrainingRun:
             is_best=is_best,
         )
 
+    def _enter_training(self, step: int) -> None:
+        network = self._checkpoint.network
+        network.train(not self._adapter)  # the base of an adapter stays what it is, without dropout
+        if self._adapter and self._config.compute.activation_checkpointing:
+            for module in network.modules():
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.training = True
+        # Dropout draws from torch's own generator.
+        torch.manual_seed(generator_for(self._config.seed, step).initial_seed() + self._accelerator.process_index)
+
     def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
         """Split this worker's rows of a step into micro-batches. Random numbers are drawn before the split, so they do
         not depend on it."""
         generator = generator_for(self._config.seed, step)
-        block = self._block(step)
-        phase_RT = self._phases(rows, block, generator)
+        masks = self._masks_at(step)
+        phase_RT = self._phases(rows, masks, generator)
         mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
         size = self._config.optimizer.micro_rows
         cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
         # Without the autoregressive loss, `first` is the only option that trains the first token of a response.
         first = self._config.objective.ar_weight == 0
-        return [self._streams(rows.select(cut), block, phase_RT[cut], first=first) for cut in cuts]
+        return [self._streams(rows.select(cut), masks, phase_RT[cut], first=first) for cut in cuts]
 
-    def _block(self, step: int) -> int:
-        objective = self._config.objective
-        return block_size(step, self._steps, last=objective.block) if objective.growth else objective.block
+    def _masks_at(self, step: int) -> int:
+        return block_size(step, self._steps, last=self._masks) if self._config.objective.growth else self._masks
 
-    def _phases(self, rows: PackedRows, block: int, generator: torch.Generator) -> Tensor:
+    def _phases(self, rows: PackedRows, masks: int, generator: torch.Generator) -> Tensor:
         objective = self._config.objective
         if objective.phase == "absolute":
             return torch.zeros_like(rows.position_RT)
-        return random_phases(rows, block, generator)
+        return random_phases(rows, masks, generator)
 
-    def _streams(self, rows: PackedRows, block: int, phase_RT: Tensor, *, first: bool = False) -> Streams:
+    def _streams(self, rows: PackedRows, masks: int, phase_RT: Tensor, *, first: bool = False) -> Streams:
         objective = self._config.objective
         if objective.kind == "ar":
             return clean_stream(rows)
         if objective.adapter:
             return mask_streams(
-                rows, block=block, phase_RT=phase_RT, decay=objective.decay, multiple_of=self._multiple_of
+                rows, masks=masks, phase_RT=phase_RT, decay=objective.decay, multiple_of=self._multiple_of
             )
         return mars_streams(
             rows,
-            block=block,
+            block=masks,
             mask_id=self._checkpoint.mask_id,
             phase_RT=phase_RT,
             decay=objective.decay,
@@ -278,14 +295,32 @@ class TrainingRun:
         if self._config.objective.kind == "ar":
             return None
         rows = self._heldout.rows(range(min(self._config.measure_rows, len(self._heldout))))
-        block = self._config.objective.block
-        phase_RT = self._phases(rows, block, generator_for(self._config.seed, 0))
+        phase_RT = self._phases(rows, self._masks, generator_for(self._config.seed, 0))
         self._checkpoint.network.eval()
-        streams = self._streams(rows, block, phase_RT).to(self._accelerator.device)
-        with self._accelerator.autocast():
-            if self._adapter:
-                return heldout_agreement(self._checkpoint.network, self._adapter, streams)
-            return heldout_lookahead(self._checkpoint.network, streams, block=block)
+        size = self._config.optimizer.micro_rows
+        masks: list[HeldoutMask] = []
+        for start in range(0, len(phase_RT), size):
+            cut = list(range(start, min(start + size, len(phase_RT))))
+            streams = self._streams(rows.select(cut), self._masks, phase_RT[cut]).to(self._accelerator.device)
+            with self._accelerator.autocast():
+                masks += self._right_masks(streams)
+        return HeldoutLookahead.of(masks)
+
+    def _agreed(self, ahead: HeldoutLookahead | None) -> HeldoutLookahead | None:
+        """Return the figures of the main worker. Unlike hardware may differ in a token, but all must stop together."""
+        if ahead is None:
+            return None
+        figures = torch.tensor(
+            [ahead.tokens_per_forward, *ahead.by_offset], dtype=torch.float64, device=self._accelerator.device
+        )
+        tokens_per_forward, *by_offset = broadcast(figures).tolist()
+        return HeldoutLookahead(tokens_per_forward, by_offset)
+
+    def _right_masks(self, streams: Streams) -> list[HeldoutMask]:
+        network = self._checkpoint.network
+        if self._adapter:
+            return adapter_loss.heldout_masks(network, self._adapter, streams)
+        return heldout_masks(network, streams, block=self._masks)
 
     def _must_stop(self) -> bool:
         request = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)
@@ -294,7 +329,9 @@ class TrainingRun:
     def _save(self, state: RunState) -> None:
         self._store.save(lambda folder: save_state(folder, state, self._trainee, self._accelerator))
         if state.best_steps and self._accelerator.is_main_process:
-            self._folder.remove_worse(state.best_steps)  # no saved state needs them any more
+            # The state before may still be the newest that is complete, because other workers have not stored theirs.
+            self._folder.keep_best({state.best_steps, self._saved_best})
+        self._saved_best = state.best_steps
 
     def _write(self, folder: AnyPath, state: RunState, losses: dict[str, float]) -> None:
         """Write the model, whose weights are gathered first if they are sharded."""

@@ -141,19 +141,18 @@ def _fit(config: TrainConfig, base: Path, folder: RunFolder) -> None:
         thread.start()
         _show_progress(folder, progress, thread, interrupt)
     result = outcome[0]
+    if folder.finished:
+        return
+    folder.raise_reason()
     if isinstance(result, (ray.train.TrainingFailedError, RayError)):
         raise RunError(
-            f"The run failed: {reason_of(result)}. Its state is saved in {folder.path}; fix the "
-            "cause and run the same command to continue."
+            f"The run failed: {reason_of(result)}. Fix the cause and run the same command; it continues from the last "
+            f"state that is saved in {folder.path}."
         ) from result
     if isinstance(result, BaseException):
         raise result
-    folder.raise_reason()
-    if not folder.finished:
-        steps = len(read_metrics(folder.path))
-        raise InterruptedRunError(
-            f"Stopped after {steps} steps, saved in {folder.path}. Run the same command to continue."
-        )
+    steps = len(read_metrics(folder.path))
+    raise InterruptedRunError(f"Stopped after {steps} steps, saved in {folder.path}. Run the same command to continue.")
 
 
 def _trainer(config: TrainConfig, base: Path) -> TorchTrainer:
@@ -181,6 +180,9 @@ def _trainer(config: TrainConfig, base: Path) -> TorchTrainer:
 
 def _worker(settings: dict[str, Any]) -> None:
     config = parse_config(settings["config"], "the driver")
+    folder = RunFolder(config.output)
+    if folder.has_reason:
+        return  # Ray has restarted the workers although one of them gave up
     torch.set_num_threads(config.compute.cpus_per_worker)
     try:
         init: SharedFolder | None = settings["init"]
@@ -188,8 +190,10 @@ def _worker(settings: dict[str, Any]) -> None:
             config = _starting_from(config, init.here())
         TrainingRun(config, settings["base"].here(), new_accelerator(config.compute), RayCheckpointStore()).run()
     except MarsRayError as error:
-        # A retry would fail in the same way, so Ray must not treat this error as the death of a worker.
-        RunFolder(config.output).give_up(error)
+        # A retry would fail in the same way, so it ends at once, when it finds this reason.
+        folder.give_up(error)
+        if config.compute.workers > 1:
+            raise  # the others wait for this worker until Ray ends them
 
 
 def _starting_from(config: TrainConfig, init: Path) -> TrainConfig:

@@ -8,6 +8,7 @@ would retry it.
 
 import json
 import shutil
+from collections.abc import Set
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,10 @@ class RunFolder:
         """Return the folder of the adapter after so many steps, which was the best until then."""
         return self._best / str(steps)
 
-    def remove_worse(self, best_steps: int) -> None:
-        """Remove the adapters that were the best before the one after `best_steps` steps."""
-        for folder in [path for path in self._best.iterdir() if path.name != str(best_steps)]:
+    def keep_best(self, steps: Set[int]) -> None:
+        """Remove the adapters that were the best, except those after these numbers of steps."""
+        names = {str(number) for number in steps}
+        for folder in [path for path in self._best.iterdir() if path.name not in names]:
             if isinstance(folder, Path):
                 shutil.rmtree(folder)
             else:
@@ -119,13 +121,20 @@ class RunFolder:
         return self._stop_seen
 
     def give_up(self, error: MarsRayError) -> None:
-        """Record the error that ended the workers. If several workers do so at once, one of them is enough."""
-        with suppress(MarsRayError):
+        """Record the error that ended a worker. Raises the error itself if it cannot be recorded."""
+        try:
             write_file(self._error, [json.dumps({"kind": type(error).__name__, "message": str(error)}).encode()])
+        except MarsRayError:
+            raise error from None
+
+    @property
+    def has_reason(self) -> bool:
+        """Whether a worker has recorded the error that ended it."""
+        return self._error.exists()
 
     def raise_reason(self) -> None:
         """Raise the error that ended the workers, if there is one."""
-        if self._error.exists():
+        if self.has_reason:
             reason = json.loads(self._error.read_text())
             raise getattr(errors, reason["kind"])(reason["message"])
 

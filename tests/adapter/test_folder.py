@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from mars_ray.adapter import folder as folder_module
 from mars_ray.adapter.card import (
     CONFIG_FILE,
     SHIPPED,
@@ -136,6 +137,28 @@ def test_an_older_adapter_is_replaced_only_when_that_is_asked_for(adapted: Adapt
 
 BASES = {"qwen2.5-coder-0.5b-instruct": "qwen2.5-coder-0.5b-instruct-q4", "smollm2": "smollm2"}
 """Models of the shipped adapters."""
+
+
+def test_a_folder_with_other_files_keeps_its_adapter(adapted: Adapted, base: Path, saved: Path) -> None:
+    card = load_adapter(saved, base).card
+    (saved / "README.md").write_text("mine")
+    with pytest.raises(OutputError, match=r"files other than an adapter, such as README\.md"):
+        save_adapter(adapted[1], card, saved, replace=True)
+    assert load_adapter(saved, base).card == card
+
+
+def test_an_adapter_stays_if_the_new_one_cannot_be_written(
+    adapted: Adapted, base: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = load_adapter(saved, base).card
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(folder_module, "save_file", full)
+    with pytest.raises(OutputError, match="no space left"):
+        save_adapter(adapted[1], card, saved, replace=True)
+    assert load_adapter(saved, base).card == card
 
 
 def test_a_shipped_adapter_is_found_by_the_name_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from mars_ray.adapter.forward import mask_logits
 from mars_ray.adapter.gated_lora import GatedLoRA
-from mars_ray.adapter.loss import AdapterLoss, heldout_agreement
+from mars_ray.adapter.loss import AdapterLoss, heldout_masks
 from mars_ray.adapter.mask_streams import mask_streams
+from mars_ray.method.heldout import HeldoutLookahead
 from mars_ray.method.loss import label_weights
 from mars_ray.method.streams import IGNORE, PackedRows, random_phases
 from tests.adapter.samplers import corrected_by_hand
@@ -75,7 +76,7 @@ def test_masks_see_what_a_decoder_shows_them_and_learn_what_the_base_says(
     packed_rows = packed(layout)
     phase_RT = random_phases(packed_rows, block, torch.Generator().manual_seed(seed))
     expected = list(by_hand(network, adapter, packed_rows, block, phase_RT))
-    streams = mask_streams(packed_rows, block=block, phase_RT=phase_RT, decay=0.5)
+    streams = mask_streams(packed_rows, masks=block, phase_RT=phase_RT, decay=0.5)
     assert int((streams.noisy_RS & (streams.label_RS != IGNORE)).sum()) == len(expected)
     if not expected:
         return
@@ -101,7 +102,7 @@ def test_masks_see_what_a_decoder_shows_them_and_learn_what_the_base_says(
 @pytest.mark.parametrize("distill", [0.0, 0.5, 1.0])
 def test_the_sampler_head_changes_the_loss_as_it_changes_the_logits(adapted: Adapted, distill: float) -> None:
     network, adapter = adapted
-    streams = mask_streams(packed(MARKS), block=4)
+    streams = mask_streams(packed(MARKS), masks=4)
     with torch.no_grad():
         loss = float(AdapterLoss(network, adapter, distill)(streams)[0])
         found = mask_logits(network, adapter, streams)
@@ -115,7 +116,7 @@ def test_the_sampler_head_changes_the_loss_as_it_changes_the_logits(adapted: Ada
 def test_only_the_adapter_learns_and_all_of_it_does(adapted: Adapted) -> None:
     network, adapter = adapted
     loss = AdapterLoss(network, adapter, 1.0)
-    mask_loss, base_loss = loss(mask_streams(packed(MARKS), block=4))
+    mask_loss, base_loss = loss(mask_streams(packed(MARKS), masks=4))
     assert not base_loss.requires_grad
     mask_loss.backward()
     assert all(parameter.grad is None for parameter in network.parameters())
@@ -128,7 +129,7 @@ def test_the_loss_is_that_of_base_and_data_mixed(adapted: Adapted, distill: floa
     network, adapter = adapted
     nn.init.zeros_(adapter.sampler.write.weight)
     packed_rows = packed(MARKS)
-    streams = mask_streams(packed_rows, block=4)
+    streams = mask_streams(packed_rows, masks=4)
     with torch.no_grad():
         mask_loss, base_loss = map(float, AdapterLoss(network, adapter, distill)(streams))
     phase_RT = torch.zeros_like(packed_rows.position_RT)
@@ -142,13 +143,22 @@ def test_the_loss_is_that_of_base_and_data_mixed(adapted: Adapted, distill: floa
     assert (mask_loss, base_loss) == pytest.approx((expected, plain), rel=1e-4)
 
 
+def test_the_loss_with_total_variation_alone_is_a_total_variation(adapted: Adapted) -> None:
+    streams = mask_streams(packed(MARKS), masks=4)
+    with torch.no_grad():
+        loss = float(AdapterLoss(*adapted, 1.0, 1.0)(streams)[0])
+        found = mask_logits(*adapted, streams)
+    apart_M = (found.logits_MV.softmax(-1) - found.teacher_MV.softmax(-1)).abs().sum(-1) / 2
+    assert loss == pytest.approx(float(apart_M.sum()), rel=1e-4)
+
+
 def test_both_streams_weigh_what_the_loss_counts(adapted: Adapted) -> None:
-    weights = label_weights(mask_streams(packed(MARKS), block=4))
+    weights = label_weights(mask_streams(packed(MARKS), masks=4))
     assert weights.tolist() == [14.0, 14.0]  # 8 + 1 + 1 + 4 masks whose next token is of the response
 
 
 def test_rows_without_a_mask_bring_nothing(adapted: Adapted) -> None:
-    mask_loss, base_loss = AdapterLoss(*adapted, 1.0)(mask_streams(packed([[[False, False, True]]]), block=4))
+    mask_loss, base_loss = AdapterLoss(*adapted, 1.0)(mask_streams(packed([[[False, False, True]]]), masks=4))
     mask_loss.backward()
     assert (float(mask_loss.detach()), float(base_loss)) == (0.0, 0.0)
 
@@ -163,7 +173,7 @@ def test_agreement_counts_runs_from_the_first_mask(adapted: Adapted) -> None:
         for _, _, offset, mask, base in by_hand(network, adapter, packed_rows, 4, phase_RT)
     ]
     AdapterLoss(network, adapter, 1.0)
-    found = heldout_agreement(network, adapter, mask_streams(packed_rows, block=4))
+    found = HeldoutLookahead.of(heldout_masks(network, adapter, mask_streams(packed_rows, masks=4)))
     runs = unbroken = 0
     for offset, agrees in told:
         unbroken = agrees and (unbroken or offset == 0)

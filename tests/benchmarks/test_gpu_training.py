@@ -65,7 +65,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, content: by
 def test_operations_are_those_of_each_mask_and_clean_token() -> None:
     network = network_of_rows()
     adapter = new_adapter(network, rank=2, alpha=4.0, masks=4, names=None)
-    streams = mask_streams(packed([[[False, True, True], [False, True, True, True]]]), block=4)
+    streams = mask_streams(packed([[[False, True, True], [False, True, True, True]]]), masks=4)
     config = network.config
     inner = sum(
         module.weight.numel()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,21 @@ def test_rows_longer_than_the_context_of_the_model_are_refused(model: Path, tmp_
     positions = check_folder(model).max_positions
     with pytest.raises(ConfigError, match=rf"length is {positions + 1}, but the context .* has {positions} tokens"):
         packed(source, model, length=positions + 1)
+
+
+def test_rows_longer_than_the_sliding_window_of_the_model_are_refused(model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "long.jsonl"
+    source.write_bytes(lines(RECORDS[:3]))
+    windowed = shutil.copytree(model, tmp_path / "windowed")
+    settings = json.loads((windowed / "config.json").read_text()) | {"sliding_window": 32}
+    (windowed / "config.json").write_text(json.dumps(settings | {"use_sliding_window": False}))
+    packed(source, windowed, length=64)
+    layers = ["full_attention", "sliding_attention"] * settings["num_hidden_layers"]
+    used = {"use_sliding_window": True, "layer_types": layers[: settings["num_hidden_layers"]]}
+    (windowed / "config.json").write_text(json.dumps(settings | used))
+    with pytest.raises(ConfigError, match="length is 64, but layers of the model see only the last 32 tokens"):
+        packed(source, windowed, length=64)
+    packed(source, windowed, length=32)
 
 
 def test_a_template_that_no_record_gets_through_is_named(tmp_path: Path) -> None:

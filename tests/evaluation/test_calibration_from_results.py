@@ -36,8 +36,11 @@ def test_exact_mode_is_threshold_one_and_every_task_has_its_figures() -> None:
 def test_what_exact_mode_gains_from_text_is_no_gain_of_masks() -> None:
     finished = results()
     with_text = finished.overall["exact"].model_copy(update={"tokens_per_forward": 5.0})
-    finished = finished.model_copy(update={"overall": finished.overall | {"exact": with_text}})
-    assert [point.tokens_per_forward for point in calibration_of(finished)] == [4.0, 4.0]
+    tasks = {"a": finished.tasks["a"] | {"exact": with_text}}
+    finished = finished.model_copy(update={"overall": finished.overall | {"exact": with_text}, "tasks": tasks})
+    points = calibration_of(finished)
+    assert [point.tokens_per_forward for point in points] == [4.0, 4.0]
+    assert [family.tokens_per_forward for point in points for family in point.by_family.values()] == [4.0, 4.0]
 
 
 def test_agreement_is_relative_to_that_of_ar_which_rounded_weights_lower() -> None:

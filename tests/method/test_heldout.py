@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mars_ray.method.heldout import heldout_lookahead
+from mars_ray.method.heldout import HeldoutLookahead, heldout_masks
 from mars_ray.method.streams import mars_streams
 from tests.factories.token_rows import MASK_ID, packed
 
@@ -32,7 +32,8 @@ def test_a_mask_counts_if_exact_mode_would_accept_its_token(network: PreTrainedM
             right[offset].append(agrees)
             run = run and agrees
             accepted += run
-    measured = heldout_lookahead(network, mars_streams(rows, block=block, mask_id=MASK_ID), block=block)
+    streams = mars_streams(rows, block=block, mask_id=MASK_ID)
+    measured = HeldoutLookahead.of(heldout_masks(network, streams, block=block))
     assert measured.tokens_per_forward == pytest.approx(1 + accepted / places)
     assert 0 < sum(map(sum, right)) < sum(map(len, right))
     assert measured.by_offset == pytest.approx([sum(each) / len(each) for each in right])

@@ -226,7 +226,7 @@ def learn(network: PreTrainedModel, lora: GatedLoRA, rows: PackedData) -> None:
     """Train an adapter on all rows at once, until its masks agree with the model."""
     network.set_attn_implementation(tiles.ATTENTION)
     loss = AdapterLoss(network, lora, 1.0)
-    streams = mask_streams(rows.rows(range(len(rows))), block=lora.shape.masks + 1)
+    streams = mask_streams(rows.rows(range(len(rows))), masks=lora.shape.masks)
     optimizer = torch.optim.AdamW(lora.parameters(), lr=1e-2)
     for _ in range(20):
         loss(streams)[0].backward()

@@ -46,7 +46,7 @@ def run_steps(accelerator: Accelerator, kind: str, dtype: torch.dtype, attention
     """Run two whole steps of two micro-batches each, and return what the host read and what the optimizer holds."""
     READ.clear()
     real = network_of_rows()
-    streams = mask_streams(ROWS, block=4) if kind == "adapter" else mars_streams(ROWS, block=4, mask_id=MASK_ID)
+    streams = mask_streams(ROWS, masks=4) if kind == "adapter" else mars_streams(ROWS, block=4, mask_id=MASK_ID)
     tensors = {name: getattr(streams, name) for name in Streams.__slots__ if name != "noisy"}
     with FakeTensorMode() as mode, torch.device("cuda"):
         network = type(real)._from_config(real.config, dtype=dtype, attn_implementation=attention)

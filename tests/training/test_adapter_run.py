@@ -1,5 +1,7 @@
 """A run that trains an adapter: it learns, resumes bit for bit, and leaves its base alone."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,14 +46,49 @@ def test_an_adapter_learns_what_its_base_says_and_the_base_stays(
     assert metrics[-1].mask_loss < metrics[0].mask_loss
     measured = [each for each in metrics if each.heldout_agreement]
     assert [each.step for each in measured] == sorted({*range(4, state.steps + 1, 4), state.steps})
-    assert all(len(each.heldout_agreement or []) == 4 for each in measured)
+    # A forward gives the base's own token and those of the masks: four with three masks.
+    assert all(len(each.heldout_agreement or []) == 3 for each in measured)
     plot_metrics(metrics, tmp_path / "metrics.png")
     card = read_adapter_card(RunFolder(config.output).model_here())
     best = max(measured, key=lambda each: (each.heldout_tokens_per_forward, -each.step))
     assert (card.steps, card.block) == (best.step, 4) == (state.best_steps, 4)
     assert card.base_digest == weights_digest(start_model)
-    load_adapter(RunFolder(config.output).model_here(), start_model)
+    assert load_adapter(RunFolder(config.output).model_here(), start_model).lora.shape.masks == 3
     assert folder_digest(start_model) == before
+
+
+def test_the_base_of_an_adapter_has_no_dropout(make_config: MakeConfig, start_model: Path, tmp_path: Path) -> None:
+    forgetful = shutil.copytree(start_model, tmp_path / "forgetful")
+    settings = json.loads((forgetful / "config.json").read_text())
+    (forgetful / "config.json").write_text(json.dumps(settings | {"attention_dropout": 0.9}))
+    lines: list[list[tuple[float, float | None]]] = []
+    for model in (start_model, forgetful):
+        for compute in ({}, {"activation_checkpointing": True}):
+            config = make_config(
+                f"{model.name}-{len(lines)}",
+                model=str(model),
+                objective={"kind": "mars", "block": 4, "adapter": {"rank": 4}},
+                optimizer={"learning_rate": 1e-3, "epochs": 1},
+                compute=compute,
+            )
+            pack(config, start_model)
+            run(config, tmp_path / f"{config.output.name}-states")
+            lines.append([(line.ar_loss, line.mask_loss) for line in read_metrics(config.output)])
+    assert lines[1:] == lines[:1] * 3
+
+
+def test_held_out_rows_are_measured_in_parts_of_the_size_of_micro_batches(
+    config: TrainConfig, start_model: Path, tmp_path: Path
+) -> None:
+    sizes = [1, 16]
+    figures = []
+    for size in sizes:
+        optimizer = config.optimizer.model_copy(update={"micro_rows": size})
+        part = config.model_copy(update={"optimizer": optimizer, "output": config.output.with_name(f"by-{size}")})
+        pack(part, start_model)
+        training = TrainingRun(part, Path(part.model), Accelerator(cpu=True), LocalStore(tmp_path / "states"))
+        figures.append(training._look_ahead())
+    assert figures[0] == figures[1] is not None
 
 
 def test_a_stopped_run_ends_with_the_adapter_of_a_whole_one_bit_for_bit(

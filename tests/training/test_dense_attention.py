@@ -84,12 +84,12 @@ def test_a_dense_mask_gives_the_losses_and_gradients_of_tiles(
 ) -> None:
     packed_rows = packed(layout, seed=seed)
     phase_RT = random_phases(packed_rows, block, torch.Generator().manual_seed(seed))
-    common: dict[str, Any] = {"block": block, "phase_RT": phase_RT, "decay": 0.9}
+    common: dict[str, Any] = {"phase_RT": phase_RT, "decay": 0.9}
 
     def streams(multiple_of: int) -> Streams:
         if adapter:
-            return mask_streams(packed_rows, multiple_of=multiple_of, **common)
-        return mars_streams(packed_rows, mask_id=MASK_ID, multiple_of=multiple_of, **common)
+            return mask_streams(packed_rows, masks=block, multiple_of=multiple_of, **common)
+        return mars_streams(packed_rows, block=block, mask_id=MASK_ID, multiple_of=multiple_of, **common)
 
     make = adapter_loss if adapter else StreamLoss
     dense, tiled = (make(network, distill) for network in both)

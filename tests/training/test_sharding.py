@@ -172,7 +172,7 @@ def adapter_loss_of_rank(start_model: Path) -> tuple[float, float]:
     loss = AdapterLoss(network, adapter, 1.0)
     shard(network, accelerator)
     rows = packed([[[False] + [accelerator.is_main_process] * 7]], seed=5)
-    mask_sum, base_sum = loss(mask_streams(rows, block=2))
+    mask_sum, base_sum = loss(mask_streams(rows, masks=2))
     mask_sum.backward()
     return float(mask_sum), float(base_sum)
 
