@@ -7,7 +7,6 @@ import gzip
 import inspect
 import json
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -185,6 +184,3 @@ def chat(count: int, draw: random.Random) -> Workload:
     kinds = ("flan_cot", "tldr", "gpteacher_codegen", "openstax_prealgebra")
     records = [each for each in _records("instruct/val.jsonl.gz") if each["source"] in kinds]
     return Workload("chat", [each["messages"][:1] for each in draw.sample(records, count)], 200)
-
-
-MAKERS: list[Callable[[int, random.Random], Workload]] = [edits, extraction, summaries, tool_calls, gsm8k, chat]

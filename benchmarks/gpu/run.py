@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--engines", type=lambda names: names.split(","), default=["stock", "mars-7", "mars-3"])
     parser.add_argument("--graphs", choices=tuple(GRAPHS), default="decode", help="how vLLM runs its network")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--gpu", help="entry of mars_ray/machines/gpus to compare with; default: the device's own")
+    parser.add_argument("--gpu", help="entry of `gpus` in machines/figures.yaml; default: the device's")
     parser.add_argument("--data", type=Path, help="file of benchmarks.gpu.packed_file, to train an adapter on")
     parser.add_argument("--seconds", type=float, default=300, help="time to train the adapter")
     parser.add_argument("--small", action="store_true", help="a few prompts and steps, to try the program")

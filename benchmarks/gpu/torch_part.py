@@ -196,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--gpu", help="entry of mars_ray/machines/gpus to compare with; default: the device's own")
+    parser.add_argument("--gpu", help="entry of `gpus` in machines/figures.yaml; default: the device's")
     parser.add_argument("--small", action="store_true", help="a few prompts and steps, to try the program")
     parser.add_argument("--json", type=Path, required=True, help="file of JSON lines to append to")
     arguments = parser.parse_args()

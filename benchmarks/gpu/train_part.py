@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=15, help="number of lines, each with a measurement")
     parser.add_argument("--rows", type=int, default=64, help="packed sequences per step")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--gpu", help="entry of mars_ray/machines/gpus for MFU; default: the device's own")
+    parser.add_argument("--gpu", help="entry of `gpus` in machines/figures.yaml, for MFU; default: the device's")
     parser.add_argument("--json", type=Path, required=True, help="file of JSON lines to append to")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():

@@ -25,8 +25,8 @@ MODEL_HELP = (
 )
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 ADAPTER_HELP = (
-    "Lossless adapter trained for the model: 'smollm2' or 'qwen2.5-coder-0.5b-instruct' in the package, a folder or a "
-    "hub name."
+    "Lossless adapter trained for the model: 'smollm2' or 'qwen2.5-coder-0.5b-instruct' in the package, a folder, a "
+    "URL or a name on a hub."
 )
 AdapterOption = Annotated[str | None, typer.Option("--adapter", help=ADAPTER_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]

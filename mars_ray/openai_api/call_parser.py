@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from mars_ray.chat.call_format import CallFormat
+from mars_ray.engine.scheduling.detokenizer import begun_marker
 from mars_ray.openai_api.answer_parts import AnswerPart, CallPart, ContentPart
 from mars_ray.openai_api.pythonic_calls import read_calls
 
@@ -113,7 +114,7 @@ class CallParser:
             yield from self._content(content)
             self._to_list(at - len(content) + len(marker))
             return
-        kept = self._buffer[: len(self._buffer) - _beginning_of(self._buffer, self._markers)].rstrip()
+        kept = self._buffer[: len(self._buffer) - begun_marker(self._buffer, self._markers)].rstrip()
         self._buffer = self._buffer[len(kept) :]
         yield from self._content(kept)
 
@@ -243,15 +244,6 @@ class CallParser:
         if text:
             self._trimming = False
             yield ContentPart(text)
-
-
-def _beginning_of(text: str, markers: tuple[str, ...]) -> int:
-    """Return the length of the longest suffix of `text` that begins a marker."""
-    longest = max(map(len, markers), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(marker.startswith(text[-length:]) for marker in markers):
-            return length
-    return 0
 
 
 def _text_of(quoted: str) -> str | None:

@@ -8,6 +8,7 @@ Never: loses text, except the markers and the white space next to them.
 from collections.abc import Iterator
 
 from mars_ray.chat.call_format import ReasoningFormat
+from mars_ray.engine.scheduling.detokenizer import begun_marker
 from mars_ray.openai_api.answer_parts import AnswerPart, PartParser, PlainParser, ReasoningPart
 
 
@@ -61,10 +62,7 @@ class ReasoningParser:
         end = self._form.end
         reasoning, marker, rest = self._buffer.partition(end)
         if not marker:
-            held = next(
-                (n for n in range(min(len(end) - 1, len(reasoning)), 0, -1) if end.startswith(reasoning[-n:])), 0
-            )
-            reasoning = reasoning[: len(reasoning) - held]
+            reasoning = reasoning[: len(reasoning) - begun_marker(reasoning, [end])]
         reasoning = reasoning.rstrip()
         if reasoning:
             self._trimming = False

@@ -38,11 +38,6 @@ class Truth:
     """The driver yields from here to there."""
     seed: int = 0
 
-    def share_at(self, threshold: float) -> float:
-        """Return how much of the time it takes if the threshold is the same all along."""
-        work = self.need * self.length / self.speed * SPEED.max_tokens_s(CEILING) / SPEED.max_tokens_s(threshold)
-        return work if work <= 0.5 else 0.5 + (work - 0.5) / self.drift
-
 
 @dataclass(slots=True, kw_only=True)
 class Run:

@@ -17,7 +17,7 @@ from mars_ray.platform.responses.response_store import ResponseStore, StoredResp
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
-from mars_ray.platform.usage.meter import MeterLink, UsageMeter
+from mars_ray.platform.usage.meter import UsageMeter
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_gateway_app
 from mars_ray.serve.http.models import ControlClient, ModelClients
@@ -71,9 +71,8 @@ def surround(
     control: ControlClient,
     folder: Path,
     stored: Path,
-    wrap_meter: Callable[[MeterLink], MeterLink],
 ) -> Surrounding:
-    """The gateway of a model with its platform; `wrap_meter` puts something between gateway and meter."""
+    """The gateway of a model with its platform."""
     store = LocalResponseStore(stored / "responses")
     usage = usage_folder(config.storage) if config.storage else stored / "usage"
     meter = UsageMeter(UsageLedger(usage)) if config.meters_usage else None
@@ -89,7 +88,7 @@ def surround(
             async with link.running() if link else nullcontext(), served.running():
                 await make_batch_runner(served, store, stores, config, meter=link, poll_s=0.05).run()
 
-    link = GatewayMeter(wrap_meter(meter), config.prices, name="test") if meter else None
+    link = GatewayMeter(meter, config.prices, name="test") if meter else None
     served = models(link)
     platform = Platform(config, served, link, store, name="test")
     gateway = make_gateway_app(served, config, name="test", extension=platform)

@@ -127,11 +127,10 @@ def served(
     wrap: Callable[[EngineClient], EngineClient] = lambda client: client,
     *,
     folder: Path = FOLDER,
-    wrap_meter: Callable[[Any], Any] = lambda link: link,
     **start: Any,
 ) -> Iterator[Served]:
-    """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine, and `wrap_meter`
-    between the gateway and the meter of usage. `start` are further arguments of `AsyncEngine.start`."""
+    """Run an endpoint until the block ends; `wrap` puts something between the gateway and the engine. `start` are
+    further arguments of `AsyncEngine.start`."""
     found: list[tuple[Served, uvicorn.Server] | BaseException] = []
     stored = Path(mkdtemp(prefix="served-"))
     up = threading.Event()
@@ -158,7 +157,7 @@ def served(
             if HAS_PLATFORM:
                 from tests.platform.platform_samples import surround
 
-                surrounding = surround(config, wrap(client), control, folder, stored, wrap_meter)
+                surrounding = surround(config, wrap(client), control, folder, stored)
                 gateway = surrounding.gateway
             else:
                 endpoint = sharing_tokenizer(Endpoint(wrap(client), config, folder), config, folder)

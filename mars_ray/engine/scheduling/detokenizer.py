@@ -4,6 +4,8 @@ Only settled text is returned: no incomplete characters, and nothing that may st
 Returned text never changes later.
 """
 
+from collections.abc import Sequence
+
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
@@ -67,16 +69,16 @@ class IncrementalDetokenizer:
                 self.stopped = True
                 self._held = ""
                 return text[: min(starts)]
-        keep = _beginning_of_a_stop(text, self._stop) if may_stop else 0
+        keep = begun_marker(text, self._stop) if may_stop else 0
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _beginning_of_a_stop(text: str, stops: tuple[str, ...]) -> int:
-    """Return the length of the longest suffix of `text` that begins a stop string without completing it."""
-    longest = max(map(len, stops)) - 1
+def begun_marker(text: str, markers: Sequence[str]) -> int:
+    """Return the length of the longest suffix of `text` that begins a marker without completing it."""
+    longest = max(map(len, markers), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]
-        if any(stop.startswith(tail) for stop in stops):
+        if any(marker.startswith(tail) for marker in markers):
             return length
     return 0
