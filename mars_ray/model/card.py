@@ -86,6 +86,11 @@ class Card(_Frozen):
         return self
 
 
+def gains(points: Sequence[CalibrationPoint]) -> dict[float, tuple[float, float]]:
+    """Return the tokens per forward and the agreement at each threshold."""
+    return {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
+
+
 def agreements(points: Sequence[CalibrationPoint]) -> tuple[tuple[float, float], ...]:
     """Return the agreement at each threshold."""
     return tuple((point.threshold, point.agreement) for point in points)

@@ -20,7 +20,7 @@ from mars_ray.engine.stats.step_time import StepTime, StepWork, fit
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model
 from mars_ray.machines.step_model import PAPER_BLOCK, PAPER_CURVE, PAPER_SOURCE, StepModel
-from mars_ray.model.card import Card, read_card
+from mars_ray.model.card import Card, gains, read_card
 from mars_ray.simulate.machine import Machine, read_machine
 
 MAX_NUM_SEQS = 256
@@ -143,9 +143,7 @@ def _card_profile(card: Card) -> tuple[tuple[ProfilePoint, ...], tuple[tuple[flo
     """Return the profile with which an engine starts if it has this card, and the accuracy at each threshold."""
     points = sorted(card.calibration, key=lambda point: -point.threshold)
     agreement = {point.threshold: point.agreement for point in points}
-    started = Profile(
-        card.block or 1, {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
-    )
+    started = Profile(card.block or 1, gains(points))
     profile = tuple(
         ProfilePoint(point.threshold, point.tokens, point.positions, agreement.get(point.threshold))
         for point in started.points()

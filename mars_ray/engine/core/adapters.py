@@ -18,7 +18,7 @@ from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.stats.acceptance_watch import AcceptanceWatch
 from mars_ray.engine.stats.state import SourceAcceptance
 from mars_ray.errors import AdapterError
-from mars_ray.model.card import Card
+from mars_ray.model.card import Card, gains
 from mars_ray.model.checkpoint import Checkpoint
 
 AdaptersByName = abc.Mapping[str | None, Adapter]
@@ -109,8 +109,7 @@ class Adapters:
     def calibration(self) -> Calibration:
         """Calibration from the card of the default decoder, or else from the first adapter."""
         cards = [self._default_card, *(decoder.adapter.card for decoder in self._named.values() if decoder.adapter)]
-        points = next((card.calibration for card in cards if card and card.calibration), ())
-        return {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
+        return gains(next((card.calibration for card in cards if card and card.calibration), ()))
 
     def set(self, named: abc.Mapping[str, LoadedAdapter]) -> None:
         """Replace the adapters with a name. An adapter that keeps its name keeps its acceptance."""

@@ -14,7 +14,7 @@ from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.service_class import class_names
 from mars_ray.engine.stats.profile import Profile
 from mars_ray.errors import ConfigError
-from mars_ray.model.card import Card
+from mars_ray.model.card import Card, gains
 from mars_ray.model.folder import ResolvedModel
 from mars_ray.vllm.engine.engine import VllmEngine
 from mars_ray.vllm.engine.records import Records
@@ -65,8 +65,7 @@ def open_records(model: ResolvedModel, card: Card | AdapterCard | None, block: i
 
 def new_records(card: Card | AdapterCard | None, block: int, stop_ids: frozenset[int]) -> Records:
     """Return records that begin with the calibration of a card."""
-    points = card.calibration if card else ()
-    calibration = {point.threshold: (point.tokens_per_forward, point.agreement) for point in points}
+    calibration = gains(card.calibration if card else ())
     return Records(Profile(block, calibration, lenient=isinstance(card, AdapterCard)), stop_ids)
 
 
