@@ -65,6 +65,7 @@ def save_adapter(
 
 def _replace(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a new adapter next to the one in `folder`, and then put it there."""
+    folder = folder.resolve()
     files = {path.name for path in folder.iterdir()}
     if others := sorted(files - {WEIGHTS_FILE, CONFIG_FILE, CARD_FILE}):
         raise OutputError(f"{folder} has files other than an adapter, such as {others[0]}. Give another folder.")
@@ -135,7 +136,7 @@ def start_from(adapter: GatedLoRA, folder: Path) -> None:
     if source.shape.masks < masks:
         raise AdapterError(
             f"Training cannot begin with the adapter in {folder}: it has {source.shape.masks} masks, and a block of "
-            f"{masks} needs as many."
+            f"{masks + 1} needs {masks}."
         )
     for name in ("rank", "alpha", "linears"):
         size = getattr(source.shape, name)

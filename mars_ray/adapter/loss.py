@@ -103,6 +103,8 @@ def sampled(network: PreTrainedModel, adapter: GatedLoRA, masks: MaskLogits) -> 
 @torch.no_grad()
 def heldout_masks(network: PreTrainedModel, adapter: GatedLoRA, streams: Streams) -> list[HeldoutMask]:
     """Return which masks of the result of `mask_streams` are right; `network` must come from an `AdapterLoss`."""
+    if not len(streams.noisy_slot_M):
+        return []
     masks = mask_logits(network, adapter, streams)
     right_M = sampled(network, adapter, masks).token_M == masks.teacher_MV.argmax(dim=-1)
     offset_M = streams.tokens_RS.flatten()[streams.noisy_slot_M]

@@ -54,11 +54,11 @@ class ObjectiveSection(_Section):
 
     kind: Literal["ar", "mars"]
     block: int = Field(16, ge=2, le=64)
-    """Masks per block."""
+    """Tokens that a forward gives at most when decoding."""
     growth: bool = True
     """Start with short blocks that grow to `block` by the end of the run."""
     phase: Literal["absolute", "random"] = "random"
-    """Blocks start at multiples of `block`, as in the paper, or are shifted at random for each example."""
+    """Blocks start at multiples of their masks, as in the paper, or are shifted at random for each example."""
     ar_weight: float = Field(1.0, ge=0)
     """Weight of the clean stream's loss relative to the noisy stream's loss."""
     decay: float = Field(1.0, gt=0, le=1)
@@ -71,6 +71,12 @@ class ObjectiveSection(_Section):
     rest is cross-entropy. A draft is accepted the more often, the smaller the total variation is."""
     adapter: AdapterSection | None = None
     """Train an adapter that acts at masks, and leave the model unchanged."""
+
+    @property
+    def masks(self) -> int:
+        """Masks in a whole block. The model itself gives the first token of a block, so an adapter needs one less; a
+        model that is trained as a whole has as many as in the paper."""
+        return self.block - 1 if self.adapter else self.block
 
     @model_validator(mode="before")
     @classmethod

@@ -97,9 +97,7 @@ class TrainingRun:
             # SDPA.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
-        objective = config.objective
-        self._masks = objective.block - 1 if objective.adapter else objective.block
-        """Masks in a whole block. The base itself gives the first token of a block, so an adapter needs one less."""
+        self._masks = config.objective.masks
         self._multiple_of = 1 if accelerator.device.type == "cpu" else GPU_MASKS
         self._adapter = self._new_adapter()
         optimizer = config.optimizer

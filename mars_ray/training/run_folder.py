@@ -2,8 +2,8 @@
 
 A folder belongs to one driver (a lock, in a store a lease) and one set of settings. The worker of a killed driver runs
 on for some seconds, so the worker that writes metrics locks them; in a store it writes them whole each time, and a
-later write replaces those of an old worker. A diverged loss is written to `error.json` rather than raised, because Ray
-would retry it.
+later write replaces those of an old worker. An error that a retry would meet again, such as a diverged loss, is written
+to `error.json`, and workers that Ray restarts end at once.
 """
 
 import json

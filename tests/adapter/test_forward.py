@@ -163,6 +163,12 @@ def test_rows_without_a_mask_bring_nothing(adapted: Adapted) -> None:
     assert (float(mask_loss.detach()), float(base_loss)) == (0.0, 0.0)
 
 
+def test_rows_without_a_mask_show_nothing_ahead(adapted: Adapted) -> None:
+    network, adapter = adapted
+    AdapterLoss(network, adapter, 1.0)
+    assert heldout_masks(network, adapter, mask_streams(packed([[[False, False, True]]]), masks=4)) == []
+
+
 def test_agreement_counts_runs_from_the_first_mask(adapted: Adapted) -> None:
     network, adapter = adapted
     nn.init.zeros_(adapter.sampler.write.weight)

@@ -135,6 +135,11 @@ def test_what_cannot_be_trained_ends_with_one_line_that_says_why(make_config: Ma
             "64 workers with 1 CPU each need 64",
         ),
         "nan": ({"optimizer": {"learning_rate": 1e30, "epochs": 2, "warmup": 0}}, 1, "Step 2 of"),
+        "two": (
+            {"optimizer": {"learning_rate": 1e30, "epochs": 2, "warmup": 0}, "compute": {"workers": 2}},
+            1,
+            "Step 2 of",
+        ),
     }
     for name, (changes, expected, message) in cases.items():
         code, _, err = Command(make_config(name, **changes), tmp_path).finish()

@@ -138,9 +138,14 @@ def bytes_below(folder: AnyPath) -> int:
     """Return the size of all files below a folder. Raises `UnavailableError`."""
     with unavailable(folder):
         if isinstance(folder, Path):
-            # os.walk leaves out folders that are removed meanwhile.
-            return sum(_size(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names)
+            files = os.walk(folder, onerror=_raise_unless_removed)
+            return sum(_size(Path(parent, name)) for parent, _, names in files for name in names)
         return sum(info["size"] or 0 for info in folder.fs.find(folder.path, detail=True).values())
+
+
+def _raise_unless_removed(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _size(path: Path) -> int:
