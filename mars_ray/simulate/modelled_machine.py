@@ -89,7 +89,7 @@ def roofline(model: StepModel) -> tuple[StepTime, ...]:
 def fitted_step_time(model: StepModel, max_num_seqs: int) -> StepTime:
     """Return the linear model that an engine would fit to steps of this model."""
     steps = list(visited_steps(max_num_seqs))
-    return fit(steps, np.array([seconds_of(model, step) for step in steps]))
+    return fit(steps, np.array([step.modelled_s(model) for step in steps]))
 
 
 def visited_steps(max_num_seqs: int) -> Iterator[StepWork]:
@@ -105,16 +105,6 @@ def visited_steps(max_num_seqs: int) -> Iterator[StepWork]:
                         kv_tokens=num_seqs * tokens_per_seq,
                         prompt_tokens=prompt_tokens,
                     )
-
-
-def seconds_of(model: StepModel, work: StepWork) -> float:
-    """Return the modelled time of a step."""
-    return model.seconds(
-        num_seqs=work.num_seqs,
-        positions=work.positions,
-        kv_tokens=work.kv_tokens,
-        prompt_tokens=work.prompt_tokens,
-    )
 
 
 def _is_measured(name: str) -> bool:

@@ -25,16 +25,7 @@ MODEL = step_model(MACHINE)
 WORK = StepWork(num_seqs=2, positions=8, kv_tokens=300, prompt_tokens=64, masks=4)
 
 
-def modelled_s(work: StepWork) -> float:
-    return MODEL.seconds(
-        num_seqs=work.num_seqs,
-        positions=work.positions,
-        kv_tokens=work.kv_tokens,
-        prompt_tokens=work.prompt_tokens,
-    )
-
-
-STEP_S = modelled_s(WORK)
+STEP_S = WORK.modelled_s(MODEL)
 
 
 @dataclass
@@ -130,9 +121,9 @@ def test_every_step_lasts_as_long_as_the_slower_of_the_two_machines(steps: list[
     slow_steps = 0
     for work, share in steps:
         began_s = time.now_s
-        own_s = share * modelled_s(work)
+        own_s = share * work.modelled_s(MODEL)
         forward(stepping, time, own_s, work)
-        assert time.now_s - began_s == pytest.approx(max(own_s, modelled_s(work)))
+        assert time.now_s - began_s == pytest.approx(max(own_s, work.modelled_s(MODEL)))
         slow_steps += share > 1.001
     assert slow_steps <= stepping.slow_steps <= sum(share > 0.999 for _, share in steps)
 
@@ -153,7 +144,7 @@ def test_the_step_times_that_an_engine_measures_are_the_modelled_ones(bundled: C
     fitted = engine.step_time.model
     assert fitted is not None
     work = StepWork(num_seqs=1, positions=1, kv_tokens=30)
-    assert fitted.seconds(work) == pytest.approx(modelled_s(work), rel=0.01)
+    assert fitted.seconds(work) == pytest.approx(work.modelled_s(MODEL), rel=0.01)
     assert engine.state().modelled == ModelledSteps(name=MACHINE, slow_steps=0)
     assert len(time.waits_s) == engine.state().steps == 2 * FIRST_FIT
 

@@ -12,7 +12,7 @@ from mars_ray.machines.registry import step_model
 from mars_ray.machines.step_model import PAPER_CURVE
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival
-from mars_ray.simulate.modelled_machine import open_machine, roofline, seconds_of, visited_steps
+from mars_ray.simulate.modelled_machine import open_machine, roofline, visited_steps
 from tests.simulate.simulation_samples import machine, poisson, run
 
 NAMES = ["h200/qwen2.5-7b", "h200/qwen2.5-7b/paper", "l4/qwen2.5-0.5b", "a100-80g/llama-3.1-8b"]
@@ -24,7 +24,7 @@ def test_the_longer_line_is_the_modelled_step(name: str) -> None:
     model = step_model(name)
     for work in visited_steps(256):
         longer = max(line.seconds(work) for line in roofline(model))
-        assert longer == pytest.approx(seconds_of(model, work), rel=1e-6)
+        assert longer == pytest.approx(work.modelled_s(model), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,7 +32,7 @@ def test_the_reported_linear_model_is_off_by_16_percent_on_average_and_by_38_at_
     model = step_model(name)
     opened = open_machine(name)
     steps = list(visited_steps(opened.max_num_seqs))
-    errors = np.array([opened.step_time.seconds(work) / seconds_of(model, work) - 1 for work in steps])
+    errors = np.array([opened.step_time.seconds(work) / work.modelled_s(model) - 1 for work in steps])
     assert np.abs(errors).mean() < 0.165
     assert np.abs(errors).max() < 0.385
 
@@ -48,7 +48,7 @@ def test_a_roofline_of_two_equal_lines_simulates_the_single_line() -> None:
 def test_a_sequence_alone_decodes_at_the_modelled_step_time() -> None:
     opened = open_machine("h200/qwen2.5-7b").without_lookahead()
     metrics = run(poisson(0.05, 300, prompt=100, output=400), FIXED, opened).metrics
-    step_s = seconds_of(step_model("h200/qwen2.5-7b"), StepWork(num_seqs=1, positions=1, kv_tokens=300))
+    step_s = StepWork(num_seqs=1, positions=1, kv_tokens=300).modelled_s(step_model("h200/qwen2.5-7b"))
     assert metrics.tpot_ms is not None
     assert metrics.tpot_ms.p50 == pytest.approx(1000 * step_s, rel=0.03)
 

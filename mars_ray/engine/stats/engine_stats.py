@@ -84,12 +84,8 @@ class StepClock:
         """
         if self._model is None:
             return
-        ends_s = (self._began_s if self._forwarded_s is None else self._forwarded_s) + self._model.seconds(
-            num_seqs=work.num_seqs,
-            positions=work.positions,
-            kv_tokens=work.kv_tokens,
-            prompt_tokens=work.prompt_tokens,
-        )
+        began_s = self._began_s if self._forwarded_s is None else self._forwarded_s
+        ends_s = began_s + work.modelled_s(self._model)
         now_s = self._clock()
         if now_s > ends_s:
             self.slow_steps += 1

@@ -18,6 +18,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mars_ray.machines.step_model import StepModel
+
 STEPS_PER_KIND = 48
 """Number of steps that are kept for each kind. With 12 the cost of a mask varied by a seventh from fit to fit."""
 STEPS_APART = 4
@@ -65,6 +67,15 @@ class StepWork(NamedTuple):
     def ahead(self) -> int:
         """Drafts and masks among the positions."""
         return self.positions - self.num_seqs
+
+    def modelled_s(self, model: StepModel) -> float:
+        """Return the time of the step on a modelled machine."""
+        return model.seconds(
+            num_seqs=self.num_seqs,
+            positions=self.positions,
+            kv_tokens=self.kv_tokens,
+            prompt_tokens=self.prompt_tokens,
+        )
 
     @property
     def kind(self) -> tuple[int, int, int, bool]:
