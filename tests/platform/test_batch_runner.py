@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 from upath import UPath
@@ -27,7 +27,7 @@ from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTool
 from mars_ray.platform.batches.batch_store import BatchStore, StoredBatch
 from mars_ray.platform.batches.file_store import FileStore
 from mars_ray.platform.batches.input_file import BatchRow
-from mars_ray.platform.batches.protocol import BATCH_URLS, BatchRequest, StorageLimits
+from mars_ray.platform.batches.protocol import BatchRequest, BatchUrl, StorageLimits
 from mars_ray.platform.batches.row_calls import RouteAnswer, RowCalls
 from mars_ray.platform.batches.runner import BatchRunner
 from mars_ray.platform.batches.storage_paths import BatchFolders, open_blocks, result_id
@@ -299,7 +299,7 @@ def test_batches_begin_in_turn_for_each_owner_and_by_deadline_for_one(tmp_path: 
     assert chosen == [soonest, other, soon, late]
 
 
-@pytest.mark.parametrize("url", BATCH_URLS)
+@pytest.mark.parametrize("url", get_args(BatchUrl))
 def test_the_usage_of_rows_is_read_whatever_their_route(url: str) -> None:
     bodies: list[dict[str, Any]] = [{"usage": usage_of(number, url), "text": "a\u2028b"} for number in range(5)]
     bodies.append({"usage": None})

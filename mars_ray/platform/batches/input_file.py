@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 from openai.types.batch_error import BatchError
 
 from mars_ray.chat.nesting import LEVELS, is_nested_too_deeply
+from mars_ray.chat.unicode_text import text_fault
 
 ERRORS_MAX = 50
 """Maximum number of errors in the list."""
@@ -117,7 +118,7 @@ def _check_line(line: bytes | None, url: str, number: int) -> BatchRow | BatchEr
     if unknown := sorted(fields.keys() - FIELDS):
         return _error("unknown_parameter", f"the row has an unknown field {unknown[0][:SHOWN_CHARS]!r}.", number)
     custom_id = fields["custom_id"]
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512 or not _is_text(custom_id):
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512 or text_fault(custom_id):
         return _error("invalid_custom_id", "custom_id must be a text of 1 to 512 characters.", number, "custom_id")
     if fields["method"] != "POST":
         return _error("invalid_method", "method must be 'POST'.", number, "method")
@@ -131,14 +132,6 @@ def _check_line(line: bytes | None, url: str, number: int) -> BatchRow | BatchEr
 def _model(row: BatchRow) -> str | None:
     name = row.body().get("model")
     return name[:MODEL_CHARS] if isinstance(name, str) else None
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
 
 
 def _error(code: str, message: str, line: int | None, param: str | None = None) -> BatchError:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from mars_ray.chat.request_body import RequestBody
 
-BATCH_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 """Routes that the rows of a batch may call."""
 METADATA_PAIRS = 16
 WINDOW_S = {"m": 60, "h": 3600}
@@ -39,7 +39,7 @@ class BatchRequest(RequestBody):
     """Body of `POST /v1/batches`."""
 
     input_file_id: str = Field(max_length=128)
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: BatchUrl
     completion_window: str = Field(max_length=16)
     """Minutes or hours, such as "30m" or "24h"."""
     metadata: (
