@@ -86,6 +86,12 @@ def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
         raise ModelError(f"{folder}/config.json is not a valid {model_type} configuration: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{folder}: the model is an encoder-decoder, not a decoder. Give a causal language model.")
+    for name in ("max_position_embeddings", "num_attention_heads"):
+        if not isinstance(getattr(config.get_text_config(), name, None), int):
+            raise ModelError(
+                f"{folder}: model type {declared!r} has no {name}; only decoders with attention and rotary or learned "
+                "positions are supported."
+            )
     return config
 
 

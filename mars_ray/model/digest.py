@@ -8,6 +8,8 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+from mars_ray.errors import ModelError
+
 WEIGHTS = "*.safetensors"
 PATTERNS = (WEIGHTS, "config.json", "generation_config.json", "token*", "vocab*", "merges*", "*.jinja")
 DIGITS = 16
@@ -69,15 +71,18 @@ def _file_digest(path: Path, *_state: int) -> bytes:
 def _merges_digest(tokenizer: Path, *_state: int) -> str | None:
     """Return the digest of the tokens that merges make, or None without merges. A file is read again only if its size
     or times have changed."""
-    model = json.loads(tokenizer.read_bytes())["model"]
-    if not model.get("merges"):
-        return None
-    pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
     digest = hashlib.blake2b(digest_size=DIGITS // 2)
-    for token in map("".join, pairs):
-        digest.update(f"{model['vocab'].get(token)} {token}\0".encode())
+    try:
+        model = json.loads(tokenizer.read_bytes())["model"]
+        if not model.get("merges"):
+            return None
+        pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+        for token in map("".join, pairs):
+            digest.update(f"{model['vocab'].get(token)} {token}\0".encode())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{tokenizer} is damaged ({error!r}). Download the model again.") from error
     return digest.hexdigest()
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})

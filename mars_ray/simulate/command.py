@@ -43,14 +43,16 @@ def run_simulation(options: SimulateOptions) -> dict[str, Any]:
     plan = control_plan(options, machine, slo, options.policy)
     shares = shares_of(options.mix, plan)
     scaling = None
-    if not options.autoscale and options.max_replicas is not None:
+    bounds = {"min_replicas": options.min_replicas, "max_replicas": options.max_replicas}
+    if not options.autoscale and (idle := next((name for name, value in bounds.items() if value is not None), None)):
         raise ConfigError(
-            f"max_replicas is {options.max_replicas}, but without autoscale the number of replicas stays. Add "
-            "autoscale, or leave max_replicas out."
+            f"{idle} is {bounds[idle]}, but without autoscale the number of replicas stays. Add autoscale, or leave "
+            f"{idle} out."
         )
     if options.autoscale:
-        most = options.max_replicas or 4 * options.replicas
-        scaling = Scaling(min_replicas=options.min_replicas, max_replicas=most)
+        least = 1 if options.min_replicas is None else options.min_replicas
+        most = 4 * options.replicas if options.max_replicas is None else options.max_replicas
+        scaling = Scaling(min_replicas=least, max_replicas=most)
     settings = SimulationOptions(
         replicas=options.replicas,
         ticks_per_s=options.ticks,
@@ -215,7 +217,7 @@ def run_plan(options: PlanOptions) -> dict[str, Any]:
         raise EmptyDataError(f"{options.trace} has no request that fits {machine.max_model_len} tokens.")
     load = PlannedLoad(
         arrivals=busiest_part(arrivals, options.duration),
-        seconds=min(options.duration, max(arrivals[-1].arrival_s, 1.0)),
+        seconds=min(options.duration, max(arrivals[-1].arrival_s - arrivals[0].arrival_s, 1.0)),
         slo=slo,
         dollars_per_hour=_price(options, machine),
         seed=options.seed,

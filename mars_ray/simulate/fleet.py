@@ -40,8 +40,10 @@ class Queues:
         self.waiting: Ints = np.zeros((replicas, len(classes)), np.int64)
         self._served = np.zeros((replicas, len(classes)))
         """Tokens served to each class, divided by its share."""
-        self._level = np.zeros(replicas)
-        """Value of `_served` for the class served last, by replica."""
+        self._is_peer = self._priority[:, None] == self._priority
+        """Whether two classes have the same priority."""
+        self._taken_last: Ints = np.full((replicas, len(classes)), -1)
+        """The class whose request was taken last among those of the priority of each class; -1 for none."""
 
     def add(self, queue: Ints, requests: Floats) -> NDArray[np.bool_]:
         """Queue requests in order of arrival; return a mask of the accepted ones."""
@@ -59,9 +61,8 @@ class Queues:
             requests = requests[fits]
         if classes > 1:
             joins = queue[waiting[queue] == 0]
-            replica = joins // classes
-            joining = replica, joins % classes
-            self._served[joining] = np.maximum(self._served[joining], self._level[replica])
+            joining = joins // classes, joins % classes
+            self._served[joining] = np.maximum(self._served[joining], self._levels(*joining))
         row = (self._head.ravel()[queue] + position) % self._size
         self._requests.reshape(-1, len(FIELDS))[row * self.waiting.size + queue] = requests
         self.waiting += np.bincount(queue, minlength=self.waiting.size).reshape(self.waiting.shape)
@@ -73,7 +74,8 @@ class Queues:
         head = self._head.ravel()[queue]
         waiting = self.waiting.ravel()[queue] - 1
         if classes > 1:
-            self._level[queue // classes] = self._served.ravel()[queue]
+            replica, taken = queue // classes, queue % classes
+            self._taken_last[replica] = np.where(self._is_peer[taken], taken[:, None], self._taken_last[replica])
         # An empty ring starts again at 0, so most rings use only their first entries.
         self._head.ravel()[queue] = np.where(waiting > 0, (head + 1) % self._size, 0)
         self.waiting.ravel()[queue] = waiting
@@ -92,6 +94,15 @@ class Queues:
         oldest_s = np.where(fewest, self._requests[self._head[replica], queue, ARRIVAL], np.inf)
         turn: Ints = replica * classes + oldest_s.argmin(axis=1)
         return turn
+
+    def _levels(self, replica: Ints, joining: Ints) -> Floats:
+        """Return the value of `_served` from which each class resumes that was idle on a replica."""
+        waits = self._is_peer[joining] & (self.waiting[replica] > 0)
+        least = np.where(waits, self._served[replica], np.inf).min(axis=1)
+        last = self._taken_last[replica, joining]
+        of_last = np.where(last >= 0, self._served[replica, last], 0.0)
+        levels: Floats = np.where(np.isfinite(least), least, of_last)
+        return levels
 
     def arrival_s(self, queue: int) -> float:
         """Return the arrival of the first request of a queue, which must have waiting requests."""

@@ -62,7 +62,7 @@ class SimulateOptions(TraceOptions):
         ),
     ] = None
     autoscale: Annotated[bool, typer.Option("--autoscale", help="Scale replicas with demand.")] = False
-    min_replicas: Annotated[int, typer.Option(help="Lower limit with --autoscale.")] = 1
+    min_replicas: Annotated[int | None, typer.Option(help="Lower limit with --autoscale. Default: 1.")] = None
     max_replicas: Annotated[int | None, typer.Option(help="Upper limit with --autoscale. Default: 4 x --replicas.")] = (
         None
     )

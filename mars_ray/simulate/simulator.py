@@ -132,7 +132,8 @@ class _Cluster:
         if self._options.duration_s is not None:
             last_s = min(last_s, self._options.duration_s)
         number = 0
-        while number <= last_s or (self._fleet.in_flight_N.any() and number < last_s + DRAIN_S):
+        # Requests reach the engines `front_s` after their arrival.
+        while number <= last_s + self._options.front_s or (self._fleet.in_flight_N.any() and number < last_s + DRAIN_S):
             number += 1
             self._second(number, last_s)
             on_second(self._recorder.seconds[-1])

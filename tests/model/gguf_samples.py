@@ -1,6 +1,7 @@
 """A tiny llama and its tokenizer as a .gguf file, written as llama.cpp's converter writes them."""
 
 import json
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -52,8 +53,10 @@ def tiny_llama(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return network
 
 
-def write_gguf(network: PreTrainedModel, file: Path, kind: str) -> None:
-    """Write the matrices as `kind` ("F32", "F16", "Q8_0"), the vectors as F32."""
+def write_gguf(
+    network: PreTrainedModel, file: Path, kind: str, more: Callable[[gguf.GGUFWriter], object] = lambda _: None
+) -> None:
+    """Write the matrices as `kind` ("F32", "F16", "Q8_0"), the vectors as F32, and what `more` adds."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
@@ -73,6 +76,7 @@ def write_gguf(network: PreTrainedModel, file: Path, kind: str) -> None:
         quantised = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
         packed = gguf.quants.quantize(np.ascontiguousarray(values), quantised)
         writer.add_tensor(_gguf_name(name), packed, raw_dtype=quantised)
+    more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

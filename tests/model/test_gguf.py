@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
 from mars_ray.errors import ModelError
@@ -15,7 +19,7 @@ from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.model.sources import smollm2
 from tests.factories.tokenizers import tiny_tokenizer
-from tests.model.gguf_samples import CHAT_TEMPLATE, convert_in_fork, tiny_llama, write_gguf
+from tests.model.gguf_samples import CHAT_TEMPLATE, HEADS, WIDTH, convert_in_fork, tiny_llama, write_gguf
 from tests.model.model_samples import PROMPT, logits_of
 
 FolderOf = Callable[[str], Path]
@@ -70,6 +74,46 @@ def test_tokenizer_and_chat_template_come_along(folder_of: FolderOf) -> None:
     text = f"<|im_start|>{PROMPT}<|im_end|>"
     asked = tiny_tokenizer().encode(text, add_special_tokens=False)
     assert checkpoint.tokenizer.encode(text, add_special_tokens=False) == asked
+
+
+def converted_with(tmp_path: Path, more: Callable[[gguf.GGUFWriter], object]) -> tuple[Path, str]:
+    write_gguf(tiny_llama(), tmp_path / "tiny.gguf", "F32", more)
+    return tmp_path / "tiny", convert_in_fork(tmp_path / "tiny.gguf", tmp_path / "tiny")
+
+
+def test_every_token_that_ends_a_turn_stops_an_answer(tmp_path: Path) -> None:
+    folder, reason = converted_with(tmp_path, lambda writer: writer.add_eot_token_id(7))
+    assert (reason, load_checkpoint(folder).stop_ids) == ("", {2, 7})
+
+
+def test_the_scaling_of_llama_3_comes_along(tmp_path: Path) -> None:
+    pairs = WIDTH // HEADS // 2
+    settings = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0}
+    settings |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=HEADS, rope_parameters=settings)
+    plain = 10000.0 ** (-np.arange(pairs) / pairs)
+    factors = plain / ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
+    add = lambda writer: writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))  # noqa: E731
+    folder, reason = converted_with(tmp_path, add)
+    assert reason == ""
+    found = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    assert {name: found[name] for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (lambda writer: writer.add_tensor("rope_freqs.weight", np.full(4, 3.0, np.float32)), "scaled (rope_freqs"),
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN), "scaled (yarn)"),
+        (lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.ones(WIDTH, np.float32)), "it has biases that llama"),
+        (lambda writer: writer.add_uint16("split.count", 3), "one of 3 parts. Merge them first"),
+    ],
+    ids=["factors", "yarn", "biases", "parts"],
+)
+def test_what_would_be_lost_is_refused(tmp_path: Path, more: Callable[[gguf.GGUFWriter], object], reason: str) -> None:
+    folder, said = converted_with(tmp_path, more)
+    assert reason in said
+    assert not folder.exists()
 
 
 def test_the_folder_is_a_plain_one(folder_of: FolderOf) -> None:

@@ -245,6 +245,35 @@ def test_a_gateway_that_is_gone_does_not_keep_engines(tmp_path: Path, cluster: C
     assert not cluster.applications
 
 
+def test_a_manager_that_was_busy_takes_no_gateway_for_dead(tmp_path: Path, cluster: Cluster) -> None:
+    manager = manager_of(cluster, tmp_path)
+    add(manager, "small")
+    directory = run(manager, cluster)
+    manager.follow("other", directory.revision)
+    cluster.now_s += GATEWAY_S + 1  # such as a slow storage takes
+    manager.change("key:ada", "model.removed", "small", "without", "small")
+    assert set(cluster.applications.values()) == {ApplicationState("running")}
+    run(manager, cluster, steps=8)
+    assert not cluster.applications
+
+
+def test_an_adapter_that_stays_with_a_new_version_stays_private() -> None:
+    settings = AddedModel(model="smollm2", adapters={"fast": "smollm2"}, access={"fast": ("acme",), "small": ("acme",)})
+    registry = Registry.of_config(config_of(models={"small": settings.model_dump()}))
+    promoted = registry.with_model("small", ONE).promoted("small", "")
+    assert (dict(promoted.access), "fast" in promoted.adapters["small"]) == ({"fast": ("acme",)}, True)
+
+
+def test_names_of_a_version_that_starts_are_taken() -> None:
+    registry = Registry.of_config(config_of()).with_model("small", ONE)
+    new = AddedModel(model="smollm2", adapters={"x": "smollm2"}, served_model_names=["y"])
+    starting = registry.with_model("small", new)
+    for name in ("x", "y"):
+        with pytest.raises(ConfigError, match=f"'{name}' names a model or adapter already"):
+            starting.with_adapter("bundled", name, "smollm2", None)
+    assert starting.with_model("small", new).promoted("small", "").adapters["small"] == {"x": "smollm2"}
+
+
 def test_a_new_version_takes_over_when_it_is_ready_and_the_old_one_answers_until_then(
     tmp_path: Path, cluster: Cluster
 ) -> None:

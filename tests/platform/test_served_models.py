@@ -161,12 +161,24 @@ def run(loop: asyncio.Runner, engine: tuple[AsyncEngine, EngineFacts], tmp_path:
 
 
 @asynccontextmanager
-async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fields: Any) -> AsyncIterator[Platform]:
+async def platform(
+    engine: AsyncEngine,
+    facts: EngineFacts,
+    folder: Path,
+    *,
+    away: bool = False,
+    live_adapters: tuple[str, ...] = (),
+    **fields: Any,
+) -> AsyncIterator[Platform]:
+    """`live_adapters` are those that the engines of the main model have, whatever the config says."""
     config = config_of(**{"controller": "mars", "model_wait_s": 30} | fields)
     manager = Manager(config, folder)
+    manager.away = away
 
     def clients(name: str, config: PlatformConfig) -> ModelClients:
         info = ModelInfo(name=config.model_name, created=1, engine=facts, served_names=config.served_model_names)
+        if name == "main":
+            info = replace(info, adapters=live_adapters)
         client = found.clients[name] = Client(engine, info)
         endpoint = sharing_tokenizer(Endpoint(client, config, FOLDER), config, FOLDER)
         return ModelClients(endpoint, LocalControl(config.plan(FOLDER)))
@@ -176,7 +188,13 @@ async def platform(engine: AsyncEngine, facts: EngineFacts, folder: Path, **fiel
 
     found = Platform(manager, None, None)  # type: ignore[arg-type]  # set below
     models = ServedModels(
-        clients("main", config), manager, make, gateway="test", wait_s=config.model_wait_s, access=config.access
+        clients("main", config),
+        manager,
+        make,
+        gateway="test",
+        wait_s=config.model_wait_s,
+        access=config.access,
+        adapters=config.adapters,
     )
     platform = Extension(config, models, None, LocalResponseStore(folder / "responses"), name="test")
     app = make_gateway_app(models, config, name="test", extension=platform)
@@ -361,6 +379,21 @@ def test_a_gateway_that_has_just_started_calls_no_model_unknown(run: Run) -> Non
         assert (await asked).status_code == 200
 
     run(work)
+
+
+def test_a_gateway_that_has_just_started_keeps_adapters_private_that_were_added_at_run_time(
+    run: Run, tmp_path: Path
+) -> None:
+    other = add_key(tmp_path / "keys.yaml", "other", "use", account="other")
+
+    async def work(found: Platform) -> None:
+        assert await found.names(other) == ["bundled"]
+        assert (await found.ask("terse", other)).status_code == 503
+        found.manager.away = False
+        await found.until(lambda: found.models.directory.revision > 0)
+        assert (await found.ask("terse", other)).status_code == 404
+
+    run(work, keys=str(tmp_path / "keys.yaml"), model_wait_s=0.1, live_adapters=("terse",), away=True)
 
 
 def test_a_private_model_or_adapter_does_not_exist_for_other_accounts(run: Run, tmp_path: Path) -> None:

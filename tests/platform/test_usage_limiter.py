@@ -271,6 +271,18 @@ def test_the_requests_of_a_gateway_that_died_give_back_what_they_held() -> None:
     assert kind_of(bench.ask("2", 10, tokens_per_day=10)) == "granted"
 
 
+def test_a_request_that_another_process_runs_again_keeps_what_it_holds() -> None:
+    bench = Bench()
+    bench.limiter.introduce("dead", [])
+    assert kind_of(bench.ask("1", 10, "dead", tokens_per_day=10)) == "granted"
+    bench.clock.now_s += SILENT_S - 5
+    bench.limiter.knows("g")
+    assert kind_of(bench.ask("1", 10, tokens_per_day=10)) == "granted"
+    bench.clock.now_s += 10
+    bench.limiter.knows("g")
+    assert kind_of(bench.ask("2", 10, tokens_per_day=10)) == "reserved"
+
+
 def test_an_account_holds_all_its_keys_together() -> None:
     bench = Bench()
     account = UsageLimits(requests_per_minute=1)

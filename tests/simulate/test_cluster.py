@@ -108,6 +108,10 @@ def test_the_front_adds_its_time_on_both_sides() -> None:
     assert behind.e2e_ms.mean == pytest.approx(plain.e2e_ms.mean + 100, rel=1e-3)
 
 
+def test_the_last_request_reaches_an_engine_that_has_nothing_else_to_do() -> None:
+    assert run([Arrival(0.98, 10, 20)], front_s=0.05).metrics.requests == 1
+
+
 def test_waiting_follows_the_law_of_a_queue_with_one_server() -> None:
     """One row, equal requests, Poisson arrivals: M/D/1, where the mean wait is u s / 2 (1 - u)."""
     one = machine(max_num_seqs=1, max_waiting_seqs=10_000)

@@ -60,6 +60,8 @@ def test_classes_come_from_the_control_file_in_their_mix(trace: str, machine_fil
         ({"mix": "silver:1"}, "mix 'silver:1'"),
         ({"slo": ("p99:3",)}, "slo 'p99:3'"),
         ({"autoscale": True, "max_replicas": 1}, "replicas is 2"),
+        ({"autoscale": True, "max_replicas": 0}, "max_replicas 0"),
+        ({"min_replicas": 5}, "min_replicas is 5, but without autoscale"),
         ({"machine": "nowhere.json"}, "nowhere.json cannot be read"),
         ({"control": Path("nowhere.yaml")}, "nowhere.yaml cannot be read"),
     ],

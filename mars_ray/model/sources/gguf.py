@@ -5,6 +5,7 @@ quantisation did. Tokenizer and chat template are converted, too.
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,14 @@ from mars_ray.errors import ModelError
 from mars_ray.model.sources.cache import made_once
 
 MAGIC = b"GGUF"
+CONVERSION = 2
+"""Number of the conversion; files are converted again when it changes."""
 MEMORY_BYTES = 2 << 30
 """Memory limit of a conversion, to which `MEMORY_TIMES` times the file size is added."""
 MEMORY_TIMES = 32
 """Multiple of the file size in the memory limit, because 2-bit values become 32 bits."""
+OFFLINE = {"USE_HUB_KERNELS": "0", "HF_HUB_OFFLINE": "1"}
+"""Variables with which transformers fetches no kernels from a hub for a file."""
 SECONDS = 120
 """Time limit of a conversion, to which the time for reading the file at `BYTES_PER_S` is added."""
 BYTES_PER_S = 1_000_000
@@ -35,7 +40,7 @@ def converted(file: Path) -> Path:
         raise ModelError(f"{file} cannot be read: {error}.") from error
     if magic != MAGIC:
         raise ModelError(f"{file} is not a GGUF file. Give a folder, a .gguf file or a name on a hub.")
-    version = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
+    version = f"{CONVERSION}\0{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
     digest = hashlib.blake2b(version.encode(), digest_size=6).hexdigest()
     return made_once(f"{file.name.removesuffix('.gguf')}-{digest}", lambda folder: convert(file, folder))
 
@@ -56,7 +61,13 @@ def convert(file: Path, folder: Path) -> None:
         command = [sys.executable, "-P", "-m", "mars_ray.model.sources.gguf_worker", *arguments]
         try:
             process = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False
+                command,
+                env=os.environ | OFFLINE,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=seconds,
+                check=False,
             )
             failure = f"its reader ended with code {process.returncode}" if process.returncode else ""
             reason = process.stdout.strip() or failure

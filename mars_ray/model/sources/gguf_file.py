@@ -103,6 +103,19 @@ class GGUFFile:
             self.fields[name] = self._field(name)
         self.tensors = self._tensors(num_tensors)
 
+    @property
+    def architecture(self) -> str:
+        """The architecture, such as "llama"."""
+        return str(self.value("general.architecture"))
+
+    def value(self, name: str) -> Any:
+        """Return a number, a text or a list of the metadata; None if the file does not have it."""
+        return self.fields[name].contents() if name in self.fields else None
+
+    def of_architecture(self, name: str) -> Any:
+        """Return what `value` returns for a name that follows the architecture, such as "block_count"."""
+        return self.value(f"{self.architecture}.{name}")
+
     def _unpack(self, form: str) -> tuple[Any, ...]:
         form = f"<{form}"
         values = struct.unpack_from(form, self._map, self._position)

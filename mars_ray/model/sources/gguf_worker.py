@@ -11,9 +11,12 @@ import resource
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -48,6 +51,15 @@ _SIZES = {
 """Names of sizes in transformers, keyed by their names in GGUF without the prefix of the architecture."""
 
 
+END_TEXTS = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>"))
+"""Control tokens that end a turn, if a file does not say so itself; as in llama.cpp."""
+ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+"""Tensors that scale the rotary embedding."""
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The scaling of Llama 3.1 to 3.3, of which a file holds only the factors that it leads to."""
+LLAMA3_FACTORS = (8.0, 32.0)
+
+
 def main(file: Path, folder: Path, memory_bytes: int) -> None:
     """Convert `file`, and print the reason if this fails."""
     logging.disable_progress_bar()
@@ -73,6 +85,7 @@ def _limit_memory(memory_bytes: int) -> None:
 def _convert(file: Path, folder: Path) -> None:
     content = GGUFFile(file)
     dtype = _checked_dtype(content)
+    rope = _rope_of(content)
     total = sum(tensor.data.nbytes for tensor in content.tensors)
     with ProgressLine(f"unpack {file.name}, MB", total=megabytes(total)) as progress:
         unpacked = 0
@@ -96,9 +109,17 @@ def _convert(file: Path, folder: Path) -> None:
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise ModelError(f"it lacks {len(missing)} weights: {', '.join(missing[:3])}.")
+    _refuse_lost_biases(content, network)
+    if rope:
+        network.config.rope_parameters = (network.config.rope_parameters or {}) | rope
+    if content.architecture == "phi3" and (window := content.of_architecture("attention.sliding_window")):
+        network.config.sliding_window = window
     tokenizer = AutoTokenizer.from_pretrained(
         str(file.parent), gguf_file=file.name, local_files_only=True, trust_remote_code=False
     )
+    ends = _end_ids(content, tokenizer)
+    if len(ends) > 1:
+        network.generation_config.eos_token_id = ends
     save_folder(folder, lambda partial: _write(network, tokenizer, partial))
 
 
@@ -120,7 +141,58 @@ def _checked_dtype(content: GGUFFile) -> torch.dtype:
     }
     check_sizes(declared, "its sizes are out of bounds")
     kinds = {tensor.tensor_type.name for tensor in content.tensors if len(tensor.shape) > 1}
+    if kinds == _KEPT.keys():
+        return torch.float32  # holds both
     return _KEPT.get(kinds.pop(), torch.bfloat16) if len(kinds) == 1 else torch.bfloat16
+
+
+def _rope_of(content: GGUFFile) -> dict[str, Any]:
+    """Return the scaling of the rotary embedding, which transformers does not read.
+
+    Raises `ModelError` for a scaling that cannot be converted: the model would answer wrongly.
+    """
+    if (parts := content.value("split.count")) and parts > 1:
+        raise ModelError(f"it is one of {parts} parts. Merge them first: llama-gguf-split --merge FIRST WHOLE.")
+    kind = content.of_architecture("rope.scaling.type")
+    if kind not in (None, "none"):
+        raise ModelError(f"its rotary embedding is scaled ({kind}), which cannot be converted.")
+    heads, width = content.of_architecture("attention.head_count"), content.of_architecture("embedding_length")
+    size = content.of_architecture("attention.key_length") or (width // heads if isinstance(heads, int) else None)
+    rotated = content.of_architecture("rope.dimension_count")
+    if content.architecture == "phi3" and rotated not in (None, size):
+        raise ModelError(f"only {rotated} of {size} numbers of a head are rotated, which cannot be converted.")
+    scaling = next((tensor for tensor in content.tensors if tensor.name.partition(".")[0] in ROPE_FACTORS), None)
+    if scaling is None:
+        return {}
+    base = content.of_architecture("rope.freq_base") or 10000.0
+    factors = np.asarray(scaling.data, dtype=np.float32).flatten()
+    for factor in LLAMA3_FACTORS:
+        if scaling.name == "rope_freqs.weight" and np.allclose(factors, _llama3(len(factors), base, factor), rtol=1e-3):
+            return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+    raise ModelError(f"its rotary embedding is scaled ({scaling.name}), which cannot be converted.")
+
+
+def _llama3(count: int, base: float, factor: float) -> NDArray[np.float64]:
+    """Return the factors by which Llama 3 divides the frequencies of its rotary embedding."""
+    wavelengths = 2 * np.pi * base ** (np.arange(count) / count)
+    low, high, context = LLAMA3.values()
+    smooth = np.clip((context / wavelengths - low) / (high - low), 0, 1)
+    factors: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
+    return factors
+
+
+def _refuse_lost_biases(content: GGUFFile, network: PreTrainedModel) -> None:
+    in_file = sum(int(np.prod(tensor.shape)) for tensor in content.tensors if tensor.name.endswith(".bias"))
+    in_network = sum(values.numel() for name, values in network.named_parameters() if name.endswith(".bias"))
+    if in_file > in_network:
+        raise ModelError(f"it has biases that {network.config.model_type} does not have, so they would be lost.")
+
+
+def _end_ids(content: GGUFFile, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of the tokens that end an answer or a turn."""
+    ids = {content.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return sorted(ids | {special[text] for text in END_TEXTS & special.keys()})
 
 
 def _speed_up_transformers(content: GGUFFile, unpacker: Unpacker) -> None:

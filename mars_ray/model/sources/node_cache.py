@@ -125,7 +125,9 @@ def _fetch(folder: Path, files: Sequence[RemoteFile], read: ReadPiece) -> None:
                         f"{file.name} of {folder.name} cannot be fetched: {end - start:,} bytes took over "
                         f"{PIECE_S:g} s. Check the network and run the same command again; it continues."
                     )
-                    sink.write(wait_at_most(PIECE_S, partial(read, file.name, start, end), timeout))
+                    if not (piece := wait_at_most(PIECE_S, partial(read, file.name, start, end), timeout)):
+                        break  # the file has become shorter, which its size shows below
+                    sink.write(piece)
                     progress.update(before + sink.tell(), {})
                 sink.flush()
                 os.fsync(sink.fileno())

@@ -22,6 +22,8 @@ from mars_ray.storage.document import Document
 
 GATEWAY_S = 10.0
 """Seconds after which a gateway that no longer follows is gone. A new manager waits as long for the gateways."""
+SILENCE_S = 0.75 * GATEWAY_S
+"""Seconds between two steps after which gateways may only seem to have ended."""
 
 
 class ApplicationState(NamedTuple):
@@ -76,6 +78,8 @@ class ModelManager:
         self._audit = audit
         self._clock = clock
         self._began_s = clock()
+        """Time since which this manager hears every gateway."""
+        self._stepped_s = self._began_s
         self._gateways: dict[str, _Gateway] = {}
         self._stored: dict[str, Mapping[str, str]] = {}
         self._failed: dict[str, str] = {}
@@ -205,6 +209,9 @@ class ModelManager:
         self, states: Mapping[str, ApplicationState], wanted: Mapping[str, tuple[PlatformConfig, AddedModel]]
     ) -> None:
         now_s = self._clock()
+        if now_s - self._stepped_s > SILENCE_S:  # it was busy, and heard no gateway meanwhile
+            self._began_s = now_s
+        self._stepped_s = now_s
         self._gateways = {
             name: gateway for name, gateway in self._gateways.items() if now_s - gateway.seen_s < GATEWAY_S
         }

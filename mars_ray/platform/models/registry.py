@@ -78,12 +78,16 @@ class Registry(BaseModel, extra="forbid"):
         return registry
 
     def names(self) -> Iterator[str]:
-        """Yield all names that a caller may request."""
+        """Yield all names that a caller may request, now or once a new version has started."""
         yield self.main
         yield from self.served_names
         for name, model in self.models.items():
             yield name
             yield from model.current.settings.served_model_names
+            if model.new:
+                yield from {*model.new.settings.served_model_names, *model.new.settings.adapters}.difference(
+                    model.current.settings.served_model_names, self.adapters[name]
+                )
         for adapters in self.adapters.values():
             yield from adapters
 
@@ -100,7 +104,9 @@ class Registry(BaseModel, extra="forbid"):
         names = [*settings.served_model_names, *settings.adapters]
         changed = self.model_copy(deep=True)
         if model := changed.models.get(name):
-            own = (*model.current.settings.served_model_names, *self.adapters[name])
+            own = {*model.current.settings.served_model_names, *self.adapters[name]}
+            if model.new:  # the version that this one replaces
+                own |= {*model.new.settings.served_model_names, *model.new.settings.adapters}
             self._check_free(sorted(set(names).difference(own)))
             model.new = changed._version(settings)
             model.note = ""
@@ -137,10 +143,12 @@ class Registry(BaseModel, extra="forbid"):
         return changed
 
     def promoted(self, name: str, note: str) -> "Registry":
-        """Replace the present version of a model by its new one."""
-        changed = self._without_access(self.models[name].current.settings.access)
-        version = changed.models[name].new
+        """Replace the present version of a model by its new one. Adapters that stay keep the accounts that may use
+        them."""
+        version = self.models[name].new
         assert version
+        kept = self.adapters[name].keys() - version.settings.adapters.keys()
+        changed = self._without_access(self.models[name].current.settings.access.keys() - kept)
         changed.models[name] = RegisteredModel(current=version, note=note)
         changed.adapters[name] |= version.settings.adapters
         changed.access |= version.settings.access

@@ -9,7 +9,7 @@ Never: shows a caller a model or an adapter that its account may not use; sends 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -63,6 +63,8 @@ class _Running:
 class ServedModels:
     """The models of one gateway, which is called `gateway`. Without a `link` there is only the main model.
 
+    `access` and `adapters`, those of the main model, are what the settings say.
+
     Use it within one event loop, inside `async with models.running()`.
     """
 
@@ -75,8 +77,11 @@ class ServedModels:
         gateway: str = "",
         wait_s: float = 0.0,
         access: Access | None = None,
+        adapters: Iterable[str] = (),
     ) -> None:
         self.main = main.endpoint
+        if link:  # engines may have others, which the first directory allows to some accounts only
+            self.main.adapters = tuple(adapters)
         self.link = link
         self._control = main.control
         self._make = make
@@ -114,14 +119,15 @@ class ServedModels:
         """
         main = await self.main.model_info()
         wanted = main.name if name is None else name
-        if main.by_name(wanted):
-            if self._allows(main, wanted, account):
-                return self.main
-        else:
+        if self.link and not main.by_name(wanted):
             # Without a directory, this gateway would call a model unknown that exists.
-            if self.link and not await self._until(lambda: self.directory.revision):
+            if not await self._until(lambda: self.directory.revision):
                 raise _not_ready(wanted, "is not known here yet")
-            if (model := self._model(wanted)) and self._allows(main, wanted, account):
+            main = await self.main.model_info()
+        if self._allows(main, wanted, account):
+            if main.by_name(wanted):
+                return self.main
+            if model := self._model(wanted):
                 return await self._ready(model.name)
         names = ", ".join(repr(info.name) for info in await self.infos(account))
         refused = f"the model {name[:80]!r} does not exist here" if name else "the request names no model; name one"
@@ -250,6 +256,7 @@ class ServedModels:
         if self._starting:
             await asyncio.wait(self._starting.values(), timeout=START_S)
         self._set_adapters(directory)
+        last = self.directory.revision
         async with self._changed:
             self.directory = directory
             self._changed.notify_all()
@@ -257,7 +264,7 @@ class ServedModels:
             if application in versions:
                 running.left_at = None
             elif running.left_at is None:
-                running.left_at = directory.revision
+                running.left_at = last + 1  # this gateway may have skipped revisions
                 running.left_s = time.monotonic()
 
     async def _end_unused(self) -> None:

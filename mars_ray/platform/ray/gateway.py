@@ -79,4 +79,12 @@ def make_models(
         return model_clients(serve.get_deployment_handle("Engine", model.application), model.config, meter)
 
     main = model_clients(engines, config, meter)
-    return ServedModels(main, RayModels(models), make, gateway=name, wait_s=config.model_wait_s, access=config.access)
+    return ServedModels(
+        main,
+        RayModels(models),
+        make,
+        gateway=name,
+        wait_s=config.model_wait_s,
+        access=config.access,
+        adapters=config.adapters,
+    )

@@ -195,6 +195,8 @@ class UsageLimiter:
                 if refusal := self._refusal(holder, limits, request, now_s):
                     return replace(refusal, left=self._left(request, now_s))
             self._add(_Reservation(gateway, request, math.floor(now_s)), running=True)
+        else:
+            self._running[request.id].gateway = gateway  # a row that another process runs again
         return self._left(request, now_s)
 
     def settle(self, id: str, tokens: int) -> None:

@@ -75,7 +75,7 @@ def make_gateway_app(
             spans.end(exchange)
         gateway_metrics.observe(exchange)
         log_exchange(exchange)
-        if exchange.usage:
+        if exchange.usage and exchange.usage.tokens:  # a refusal takes no time
             retry_after.observe(exchange.seconds)
 
     @asynccontextmanager

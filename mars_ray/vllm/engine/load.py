@@ -22,7 +22,6 @@ from mars_ray.vllm.settings import KEY, VllmSettings
 from mars_ray.vllm.start_checks import ARCHITECTURE_OF
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process runs the steps; it is the engine process already
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
@@ -44,6 +43,7 @@ def load_engine(model: ResolvedModel, options: EngineOptions) -> tuple[VllmEngin
 
     Call `requirements.problems` first. Raises `ConfigError` for settings that vLLM or the plug-in refuses.
     """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process runs the steps; it is the engine process already
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mars_ray.vllm.engine.llm_engine import LLMEngineCore

@@ -36,7 +36,7 @@ def problems(model: ResolvedModel, tuning: EngineTuning, adapters: Mapping[str |
 
 def installed_version() -> str:
     """Return the version of vLLM in this environment. Raises `ConfigError` without vLLM."""
-    if find_spec("vllm") is None:
+    distributions = packages_distributions().get("vllm")
+    if find_spec("vllm") is None or not distributions:  # a folder of that name may be on the path
         raise ConfigError("vLLM is not installed. Install it (see docs/vllm.md), or set engine to mars.")
-    [distribution, *_] = packages_distributions()["vllm"]
-    return version(distribution)
+    return version(distributions[0])

@@ -93,7 +93,9 @@ export class Answer {
       this.figures[name].textContent = Number.isFinite(value) ? value.toFixed(digits) + unit : "–";
     };
     show("tokens/forward", perForward, 2);
-    show("tokens/s", seconds > 0 ? tokens / seconds : NaN, 0);
+    // The time runs from the first forward on, so the tokens of that forward do not count.
+    const begun = this.tokens.filter((token) => token.forward === this.tokens[0].forward).length;
+    show("tokens/s", seconds > 0 ? (tokens - begun) / seconds : NaN, 0);
     show("first token", this.firstAt - this.began, 0, " ms");
     show("tokens", tokens, 0);
   }

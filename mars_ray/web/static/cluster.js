@@ -142,7 +142,7 @@ function listModels(models) {
 function buttons(row) {
   const set = make("button", "", "Set");
   set.setAttribute("aria-label", `Set the threshold of class ${row.name}`);
-  set.addEventListener("click", () => openOverride(row));
+  set.addEventListener("click", () => openOverride(now.status.classes.find(({ name }) => name === row.name) ?? row));
   if (!row.override) return [set];
   const clear = make("button", "", "Clear");
   clear.setAttribute("aria-label", `Clear the threshold of class ${row.name}`);

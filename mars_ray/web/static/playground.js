@@ -158,6 +158,7 @@ $("clear").addEventListener("click", () => location.reload());
 try {
   const models = await (await call("v1/models")).json();
   $("model").append(...models.data.map(({ id }) => make("option", "", id)));
+  if (!models.data.length) throw new Error("This key may use no model here.");
   $("figures-notice").textContent = models.data[0].notice ?? "";
   $("figures-notice").hidden = !models.data[0].notice;
 } catch (error) {
