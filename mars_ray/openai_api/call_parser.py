@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from mars_ray.chat.call_format import CallFormat
-from mars_ray.engine.scheduling.detokenizer import begun_marker
+from mars_ray.engine.begun_marker import begun_marker
 from mars_ray.openai_api.answer_parts import AnswerPart, CallPart, ContentPart
 from mars_ray.openai_api.pythonic_calls import read_calls
 

@@ -8,7 +8,7 @@ Never: loses text, except the markers and the white space next to them.
 from collections.abc import Iterator
 
 from mars_ray.chat.call_format import ReasoningFormat
-from mars_ray.engine.scheduling.detokenizer import begun_marker
+from mars_ray.engine.begun_marker import begun_marker
 from mars_ray.openai_api.answer_parts import AnswerPart, PartParser, PlainParser, ReasoningPart
 
 

@@ -4,10 +4,10 @@ Only settled text is returned: no incomplete characters, and nothing that may st
 Returned text never changes later.
 """
 
-from collections.abc import Sequence
-
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
+
+from mars_ray.engine.begun_marker import begun_marker
 
 
 class IncrementalDetokenizer:
@@ -72,13 +72,3 @@ class IncrementalDetokenizer:
         keep = begun_marker(text, self._stop) if may_stop else 0
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-def begun_marker(text: str, markers: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` that begins a marker without completing it."""
-    longest = max(map(len, markers), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        tail = text[-length:]
-        if any(marker.startswith(tail) for marker in markers):
-            return length
-    return 0
