@@ -158,6 +158,12 @@ def test_what_runs_beside_engines_loads_no_torch() -> None:
     assert done.stdout == "", "the first of these loads torch"
 
 
+def test_a_decoder_loads_no_transformers_before_it_keeps_torch_out() -> None:
+    loading = "import sys, mars_ray.batch.ray.decoder; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_a_decoder_reads_rows_without_torch_beside_the_engine_that_has_it() -> None:
     plain = PlainFormatSettings(sampling=SamplingParams(), decode=DecodeParams())
     formats = (plain, OpenAIFormatSettings(model_name="bundled", decode=DecodeParams()))
