@@ -210,5 +210,6 @@ def test_training_begins_with_the_first_masks_of_an_adapter_that_has_more(folder
 def test_training_begins_with_no_adapter_that_has_fewer_masks(folders: tuple[Path, Path]) -> None:
     lora = load_adapter(*folders).lora
     longer = GatedLoRA(replace(lora.shape, masks=lora.shape.masks + 1), lora.mask_embedding_KH.shape[1])
-    with pytest.raises(AdapterError, match=f"it has {lora.shape.masks} masks, and a block of {lora.shape.masks + 1}"):
+    masks = lora.shape.masks
+    with pytest.raises(AdapterError, match=f"it has {masks} masks, and a block of {masks + 2} needs {masks + 1}"):
         start_from(longer, folders[0])

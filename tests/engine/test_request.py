@@ -9,6 +9,7 @@ import pytest
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import (
     LOSSLESS,
+    STOP_STRINGS_MAX,
     Acceptance,
     DecodeParams,
     Request,
@@ -49,7 +50,7 @@ def test_a_number_out_of_range_or_of_another_type_is_refused_by_name_and_value(n
 
 
 @pytest.mark.parametrize(
-    "wrong", [5, b"word", ("word", 1), (b"word",), None, ("",), ("x" * 257,), ("x",) * 17, {"word"}]
+    "wrong", [5, b"word", ("word", 1), (b"word",), None, ("",), ("x" * 257,), ("x",) * (STOP_STRINGS_MAX + 1), {"word"}]
 )
 def test_stop_strings_of_another_form_are_refused(wrong: object) -> None:
     with pytest.raises(RequestError, match="stop"):
