@@ -105,11 +105,11 @@ class DemandMeter:
 
 
 def _counts_anew(before: ReplicaReport, report: ReplicaReport) -> bool:
-    old_states = {state.name: state for state in before.state.classes}
+    """Return whether a count of a class has fallen since the report before."""
     return any(
-        old is not None and (now.arrived < old.arrived or now.ended < old.ended or now.tokens < old.tokens)
+        now.arrived < old.arrived or now.ended < old.ended or now.tokens < old.tokens
         for now in report.state.classes
-        for old in [old_states.get(now.name)]
+        if (old := _class(before, now.name))
     )
 
 

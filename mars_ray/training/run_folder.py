@@ -49,7 +49,7 @@ class RunFolder:
         return (self.model / CARD_FILE).exists()
 
     def best(self, steps: int) -> AnyPath:
-        """Return the folder of the adapter after so many steps, which was the best until then."""
+        """Return the folder of the adapter that was the best so far after this number of steps."""
         return self._best / str(steps)
 
     def keep_best(self, steps: Set[int]) -> None:

@@ -102,7 +102,7 @@ class Adapters:
 
     @property
     def acceptance(self) -> tuple[SourceAcceptance, ...]:
-        """Acceptance of the latest predictions of each decoder that has made some."""
+        """Acceptance of the latest predictions, for each decoder that has predicted tokens."""
         return tuple(filter(None, (decoder.watch.state() for decoder in self._decoders)))
 
     @property

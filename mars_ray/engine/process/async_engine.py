@@ -409,7 +409,8 @@ class AsyncEngine:
 
     def _deliver(self, chunks: list[Chunk]) -> None:
         # What comes with these chunks does not count as behind: their readers could not read it yet.
-        behind = {chunk.request_id for chunk in chunks if self._is_behind(chunk.request_id)}
+        streams = {chunk.request_id: self._streams.get(chunk.request_id) for chunk in chunks}
+        behind = {request_id for request_id, stream in streams.items() if stream and stream.overfull}
         for chunk in chunks:
             stream = self._streams.get(chunk.request_id)
             if stream is None:
@@ -427,10 +428,6 @@ class AsyncEngine:
                         "Read faster, or ask for fewer tokens."
                     )
                 )
-
-    def _is_behind(self, request_id: str) -> bool:
-        stream = self._streams.get(request_id)
-        return stream is not None and stream.overfull
 
 
 def _not_running(_order: Order) -> NoReturn:

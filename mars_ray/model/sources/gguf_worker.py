@@ -84,6 +84,8 @@ def _limit_memory(memory_bytes: int) -> None:
 
 def _convert(file: Path, folder: Path) -> None:
     content = GGUFFile(file)
+    if (parts := content.value("split.count")) and parts > 1:
+        raise ModelError(f"it is one of {parts} parts. Merge them first: llama-gguf-split --merge FIRST WHOLE.")
     dtype = _checked_dtype(content)
     rope = _rope_of(content)
     total = sum(tensor.data.nbytes for tensor in content.tensors)
@@ -151,8 +153,6 @@ def _rope_of(content: GGUFFile) -> dict[str, Any]:
 
     Raises `ModelError` for a scaling that cannot be converted: the model would answer wrongly.
     """
-    if (parts := content.value("split.count")) and parts > 1:
-        raise ModelError(f"it is one of {parts} parts. Merge them first: llama-gguf-split --merge FIRST WHOLE.")
     kind = content.of_architecture("rope.scaling.type")
     if kind not in (None, "none"):
         raise ModelError(f"its rotary embedding is scaled ({kind}), which cannot be converted.")

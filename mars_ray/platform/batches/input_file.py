@@ -90,7 +90,8 @@ def rows_of(file: IO[bytes], url: str, *, max_body_bytes: int) -> Iterator[Batch
 
 
 def _lines(file: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the numbers, from 1, and contents of the lines that are not blank; None for a line that is too long."""
+    """Yield the number, from 1, and the content of each line that is not blank. The content of a line that is too long
+    is None."""
     number = 0
     while line := file.readline(max_bytes + 1):
         number += 1
