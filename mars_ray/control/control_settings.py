@@ -75,6 +75,11 @@ class ControlSettings(_Settings):
         check_policy(value)
         return value
 
+    def check_for_endpoint(self) -> None:
+        """Raise `ValueError` if the policy is for jobs."""
+        if self.policy == "deadline":
+            raise ValueError("policy is 'deadline', which is for jobs; use 'capacity' or 'fixed'")
+
 
 def interpolate_quality(points: Sequence[tuple[float, float]], threshold: float) -> float:
     """Return the quality at a threshold by linear interpolation between `points`.

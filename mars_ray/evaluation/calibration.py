@@ -243,6 +243,16 @@ def calibration_curve(
     )
 
 
+def without_rounding(points: Sequence[CalibrationPoint]) -> tuple[CalibrationPoint, ...]:
+    """Return the points with their agreement relative to that of threshold 1.
+
+    Answers at threshold 1 are those of the engine one token at a time. Where the engine rounds otherwise than the
+    network with which answers are compared, they agree in less than 100 %.
+    """
+    lossless = next(point.agreement for point in points if point.threshold == 1)
+    return tuple(point.model_copy(update={"agreement": min(1.0, point.agreement / lossless)}) for point in points)
+
+
 def _samples(prompts: Sequence[CalibrationPrompt], counts: Sequence[CalibrationCounts]) -> list[_ByFamily]:
     """Return one mapping per sample, from each family to its counts."""
     samples: dict[int, dict[str, list[CalibrationCounts]]] = defaultdict(lambda: defaultdict(list))
@@ -357,7 +367,7 @@ def calibrate(
         data = options.data.name if options.data else FAMILIES_DATA
         usual = (1.0, *ADAPTER_THRESHOLDS) if loaded else THRESHOLDS
         thresholds = usual if options.thresholds is None else options.thresholds
-        curve = calibration_curve(checkpoint, prompts, thresholds, sampling, data, loaded)
+        curve = without_rounding(calibration_curve(checkpoint, prompts, thresholds, sampling, data, loaded))
         write_card(card.model_copy(update={"calibration": curve}), calibrated)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"Stopped; {calibrated / CARD_FILE} is unchanged.") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mars_ray.adapter.card import resolve_adapter
 from mars_ray.errors import DataError
-from mars_ray.evaluation.calibration import writable_card
+from mars_ray.evaluation.calibration import without_rounding, writable_card
 from mars_ray.evaluation.results import RESULTS_FILE, EvaluationPlan, Metrics, Results, read_model
 from mars_ray.evaluation.settings import AR, EXACT, threshold_of
 from mars_ray.model.card import CalibrationPoint, FamilyPoint, write_card
@@ -60,7 +60,7 @@ def calibration_of(results: Results) -> tuple[CalibrationPoint, ...]:
     points = [_point(results, threshold, name) for threshold, name in sorted(thresholds.items(), reverse=True)]
     # Exact mode drafts from text as well; the thresholds of an evaluation do not. A calibration is about masks, from
     # which a lower threshold gains at least as much.
-    return (_without_text(points), *points[1:])
+    return without_rounding([_without_text(points), *points[1:]])
 
 
 def _without_text(points: Sequence[CalibrationPoint]) -> CalibrationPoint:
@@ -80,11 +80,12 @@ def _without_text(points: Sequence[CalibrationPoint]) -> CalibrationPoint:
 def _point(results: Results, threshold: float, setting: str) -> CalibrationPoint:
     plan = results.plan
     overall = results.overall[setting]
+    assert overall.agreement is not None, "the temperature is 0"
     return CalibrationPoint(
         threshold=threshold,
         tokens_per_forward=_per_forward(overall),
         tokens_per_forward_std=overall.tokens_per_forward_std,
-        agreement=_agreement(overall, results.overall[AR.name]),
+        agreement=overall.agreement,
         agreement_std=overall.agreement_std,
         accuracy=overall.accuracy,
         accuracy_std=overall.accuracy_std,
@@ -106,12 +107,6 @@ def _point(results: Results, threshold: float, setting: str) -> CalibrationPoint
 def _per_forward(metrics: Metrics) -> float:
     assert metrics.tokens_per_forward is not None, "every question is answered"
     return metrics.tokens_per_forward
-
-
-def _agreement(metrics: Metrics, ar: Metrics) -> float:
-    """Return the agreement relative to that of `ar`, which is below 1 where the engine has rounded weights."""
-    assert metrics.agreement is not None and ar.agreement is not None, "the temperature is 0"
-    return min(1.0, metrics.agreement / ar.agreement)
 
 
 def _data(plan: EvaluationPlan) -> str:

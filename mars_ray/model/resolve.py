@@ -84,9 +84,13 @@ def resolve_model(name: str | AnyPath) -> Path:
 
         return parse_shared_folder(name).here()
     path = fetched_from_store(name) if is_url(name) else Path(name.removeprefix(FILE_URL)).expanduser()
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:
+        raise ModelError(f"the model {shortened(name)} cannot be read: {error.strerror}.") from error
+    if is_folder:
         return path
-    if path.is_file():
+    if is_file:
         from mars_ray.model.sources.gguf import converted  # slow to import
 
         return converted(path)
@@ -112,7 +116,7 @@ def pin(name: str | AnyPath, folder: Path) -> str:
 
 def is_hub_name(name: str) -> bool:
     """Return whether `name` has the form of a name on a hub, and no folder or file has this name."""
-    return parse_hub_name(name) is not None and not Path(name).exists()
+    return parse_hub_name(name) is not None and not _exists(Path(name))
 
 
 def is_elsewhere(name: str) -> bool:
@@ -122,7 +126,7 @@ def is_elsewhere(name: str) -> bool:
 
 def is_folder_here(name: str) -> bool:
     """Return whether `name` is a folder or file on this machine, which other machines may lack."""
-    return name != BUNDLED and not is_url(name) and Path(name.removeprefix(FILE_URL)).expanduser().exists()
+    return name != BUNDLED and not is_url(name) and _exists(Path(name.removeprefix(FILE_URL)).expanduser())
 
 
 def model_label(name: str, folder: Path) -> str:
@@ -137,6 +141,14 @@ def short_name(name: str) -> str:
     hub_name = parse_hub_name(name)
     last = hub_name.repository.split("/")[1] if hub_name else Path(name).expanduser().absolute().name
     return last.removesuffix(".gguf")
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is a file or folder; a path that cannot be looked up has none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _hint(missing: Path, cached: Sequence[str] = ()) -> str:

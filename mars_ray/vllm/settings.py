@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mars_ray.adapter.card import check_vocabulary, read_adapter_card, resolve_adapter
-from mars_ray.control.control_settings import ControlSettings
+from mars_ray.control.control_settings import ControlPlan, ControlSettings
 from mars_ray.engine.mode import DEFAULT_THRESHOLD
-from mars_ray.engine.service_class import STANDARD
+from mars_ray.engine.service_class import STANDARD, ServiceClass
 from mars_ray.errors import ConfigError, ModelError, problems_of
 from mars_ray.model.card import CARD_FILE, read_card
 from mars_ray.vllm.step_rule import draft_positions
@@ -30,6 +30,12 @@ class ControllerSettings(BaseModel):
     """Lowest threshold that the controller may set; None leaves the limit to the controller."""
     settings: ControlSettings = ControlSettings()
     """Settings of the controller, such as its policy."""
+
+    @field_validator("settings")
+    @classmethod
+    def _policy_follows_load(cls, settings: ControlSettings) -> ControlSettings:
+        settings.check_for_endpoint()
+        return settings
 
 
 class VllmSettings(BaseModel):
@@ -56,6 +62,12 @@ class VllmSettings(BaseModel):
     mask_id: Annotated[int, Field(ge=0)]
     """Token that is fed at positions to predict ahead; the card names it. With an adapter, the first id after the
     vocabulary, because the network has no mask token."""
+
+    @model_validator(mode="after")
+    def _floor_below_the_threshold(self) -> Self:
+        if self.controller is not None:
+            ControlPlan(ceiling=self.threshold, classes=(ServiceClass(floor=self.controller.floor),))
+        return self
 
     @property
     def masks(self) -> int:

@@ -37,6 +37,7 @@ from mars_ray.evaluation.calibration import (
     calibration_curve,
     family_prompts,
     file_prompts,
+    without_rounding,
 )
 from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS
 from mars_ray.method.reference import DecodeOptions, decode, last_logits
@@ -44,7 +45,7 @@ from mars_ray.model.card import CARD_FILE, CalibrationPoint, read_card
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
-from tests.factories.cards import adapter_card
+from tests.factories.cards import adapter_card, calibration_point
 from tests.factories.engine import bundled_checkpoint
 from tests.factories.token_rows import VOCABULARY
 from tests.samples import Cli
@@ -171,6 +172,11 @@ def test_at_a_threshold_of_one_all_tokens_are_those_of_one_at_a_time_in_fewer_fo
     (point,) = measured(engines, family_prompts(2, range(1)), (1.0,))
     assert point.agreement == 1.0
     assert point.tokens_per_forward > 2
+
+
+def test_rounding_of_the_engine_costs_no_agreement() -> None:
+    rounded = [calibration_point(threshold=1.0, agreement=0.98), calibration_point(threshold=0.5, agreement=0.931)]
+    assert [point.agreement for point in without_rounding(rounded)] == [1.0, pytest.approx(0.95)]
 
 
 def test_one_sample_has_no_spread(engines: Checkpoint) -> None:

@@ -43,11 +43,11 @@ def test_what_exact_mode_gains_from_text_is_no_gain_of_masks() -> None:
     assert [family.tokens_per_forward for point in points for family in point.by_family.values()] == [4.0, 4.0]
 
 
-def test_agreement_is_relative_to_that_of_ar_which_rounded_weights_lower() -> None:
+def test_agreement_is_relative_to_that_of_exact_mode_which_rounded_weights_lower() -> None:
     finished = changed(results(), quantize="int8")
-    ar = finished.overall["ar"].model_copy(update={"agreement": 0.98})
+    exact = finished.overall["exact"].model_copy(update={"agreement": 0.98})
     lowered = finished.overall["threshold 0.9"].model_copy(update={"agreement": 0.931})
-    finished = finished.model_copy(update={"overall": finished.overall | {"ar": ar, "threshold 0.9": lowered}})
+    finished = finished.model_copy(update={"overall": finished.overall | {"exact": exact, "threshold 0.9": lowered}})
     assert [point.agreement for point in calibration_of(finished)] == [1.0, pytest.approx(0.95)]
     assert calibration_of(finished)[0].data == "a in int8, block 4"
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from mars_ray.errors import ModelError
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import is_folder_here, resolve_model
 
 
 def test_bundled_is_the_packaged_folder_even_beside_one_of_that_name(
@@ -40,3 +40,9 @@ def test_a_folder_with_a_similar_name_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "arithmetic-at").write_text("a file is no model")
     with pytest.raises(ModelError, match=r"Did you mean '.*/arithmetic-ar'"):
         resolve_model(str(tmp_path / "aritmetic-ar"))
+
+
+def test_a_path_that_cannot_be_looked_up_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"the model 'a+\.\.\.a+' cannot be read: File name too long\."):
+        resolve_model("a" * 300)
+    assert not is_folder_here("a" * 300)

@@ -48,6 +48,8 @@ def test_the_card_gives_the_block_and_the_mask_token():
         ({"block": 64}, "block is 64; the model was trained with"),
         ({"mode": "ar"}, "mars: mode is 'ar', must be 'threshold' or 'exact'"),
         ({"adapter": 3}, "mars.adapter is 3"),
+        ({"threshold": 0.5, "controller": {"name": "x", "floor": 0.9}}, "floor of class standard is 0.9; .* 0.5"),
+        ({"controller": {"name": "x", "settings": {"policy": "deadline"}}}, "policy is 'deadline', which is for jobs"),
         (0.9, "mars is 0.9; it must be an object"),
     ],
 )

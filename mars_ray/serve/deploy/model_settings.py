@@ -83,8 +83,7 @@ class ModelSettings(BaseModel):
     @field_validator("control")
     @classmethod
     def _policy_follows_load(cls, control: ControlSettings) -> ControlSettings:
-        if control.policy == "deadline":
-            raise ValueError("policy is 'deadline', which is for jobs; use 'capacity' or 'fixed'")
+        control.check_for_endpoint()
         return control
 
     @model_validator(mode="after")
