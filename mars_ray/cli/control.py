@@ -134,7 +134,8 @@ def send_request(
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        response = httpx2.request(method, f"{url.rstrip('/')}{path}", headers=headers, timeout=timeout_s, **arguments)
+        timeout = httpx2.Timeout(timeout_s, connect=10)
+        response = httpx2.request(method, f"{url.rstrip('/')}{path}", headers=headers, timeout=timeout, **arguments)
     except httpx2.ReadTimeout:
         raise RunError(f"{url} gave no answer within {timeout_s:g} s. Try again, or look into its log.") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:

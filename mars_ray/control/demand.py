@@ -105,9 +105,12 @@ class DemandMeter:
 
 
 def _counts_anew(before: ReplicaReport, report: ReplicaReport) -> bool:
-    """Return whether a count of a class has fallen since the report before."""
+    """Return whether a count of a class has fallen since the report before.
+
+    Arrivals of an engine of vLLM are no such count, because those of requests that are aborted leave it.
+    """
     return any(
-        now.arrived < old.arrived or now.ended < old.ended or now.tokens < old.tokens
+        now.prompt_tokens < old.prompt_tokens or now.ended < old.ended or now.tokens < old.tokens
         for now in report.state.classes
         if (old := _class(before, now.name))
     )

@@ -47,8 +47,8 @@ def prepare(source: AnyPath, folder: Path, model: Path, options: PrepareOptions,
     """Tokenise `source` with the tokenizer of `model` and write packed rows into `folder`.
 
     Raises `DataError` for an unreadable source, or if more records must be dropped than `options` allow,
-    `EmptyDataError` if no response tokens are left, `ConfigError` for rows longer than the context of the model,
-    `ModelError` if `model` cannot tokenise, and `RunError` if workers die.
+    `EmptyDataError` if no response tokens are left, `ConfigError` for rows longer than the context or the sliding
+    window of the model, `ModelError` if `model` cannot tokenise, and `RunError` if workers die.
     """
     started_s = time.monotonic()
     check_source(source)

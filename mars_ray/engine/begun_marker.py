@@ -8,6 +8,6 @@ def begun_marker(text: str, markers: Sequence[str]) -> int:
     longest = max(map(len, markers), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]
-        if any(marker.startswith(tail) for marker in markers):
+        if any(len(marker) > length and marker.startswith(tail) for marker in markers):
             return length
     return 0

@@ -43,8 +43,8 @@ class CalibrationPoint(_Frozen):
     """All tokens divided by all forwards."""
     tokens_per_forward_std: float | None
     agreement: float
-    """Share of the tokens that autoregressive decoding would also choose, given the tokens before them, as a multiple of
-    that at threshold 1."""
+    """Share of the tokens that autoregressive decoding would also choose, given the tokens before them, as a multiple
+    of that at threshold 1."""
     agreement_std: float | None
     accuracy: float | None
     """Mean over task families of the share of right answers; null for data without verifiers."""

@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import broadcast
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mars_ray.adapter import loss as adapter_loss
 from mars_ray.adapter.card import AdapterCard
@@ -73,6 +72,14 @@ def new_accelerator(compute: ComputeSection) -> Accelerator:
     )
 
 
+def _stop_dropout(network: nn.Module) -> None:
+    """Let the network drop nothing in training. Rates are fields of its config, of layers and of dropout modules."""
+    for part in (network.config, *network.modules()):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("drop" in name or isinstance(part, nn.Dropout)):
+                setattr(part, name, 0.0)
+
+
 class TrainingRun:
     """The part of a run that one worker executes."""
 
@@ -111,6 +118,8 @@ class TrainingRun:
         config = self._config
         network = self._checkpoint.network
         adapter = self._adapter
+        if adapter:
+            _stop_dropout(network)
         weights = (config.objective.distill, config.objective.total_variation)
         loss = adapter_loss.AdapterLoss(network, adapter, *weights) if adapter else StreamLoss(network, *weights)
         if config.compute.activation_checkpointing:
@@ -239,12 +248,7 @@ class TrainingRun:
         )
 
     def _enter_training(self, step: int) -> None:
-        network = self._checkpoint.network
-        network.train(not self._adapter)  # the base of an adapter stays what it is, without dropout
-        if self._adapter and self._config.compute.activation_checkpointing:
-            for module in network.modules():
-                if isinstance(module, GradientCheckpointingLayer):
-                    module.training = True
+        self._checkpoint.network.train()
         # Dropout draws from torch's own generator.
         torch.manual_seed(generator_for(self._config.seed, step).initial_seed() + self._accelerator.process_index)
 

@@ -89,8 +89,8 @@ def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:
     settings: dict[str, Any] = config.model_dump(mode="json", exclude={"output": True, "data": {"max_dropped"}})
     settings["compute"] = {"precision": config.compute.precision}
     settings |= {"model": model_label(config.model, base), "model_digest": folder_digest(base)}
-    if adapter := settings["objective"]["adapter"]:
-        adapter["masks"] = config.objective.masks  # states of another number have other shapes
+    if adapter := settings["objective"]["adapter"]:  # states of another number of masks have other shapes
+        settings["objective"]["adapter"] = {"masks": config.objective.masks} | adapter
     if init := _init(config):
         settings["objective"]["adapter"]["init"] = folder_digest(init)
     return settings

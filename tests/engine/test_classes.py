@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mars_ray.engine.core.engine import Engine
+from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.engine.service_class import ServiceClass
@@ -175,6 +176,16 @@ def test_who_is_refused_for_a_full_queue_has_arrived_and_who_leaves_before_it_ra
     state = figures(engine)
     assert (state["batch"].arrived, state["batch"].ended, state["batch"].waiting) == (3, 0, 0)
     assert (state["gold"].arrived, state["gold"].waiting) == (1, 1)
+
+
+def test_a_refused_request_is_tried_again_only_once_fewer_wait(make_engine: MakeEngine, prompts: Prompts) -> None:
+    engine = make_engine(classes=CLASSES, max_waiting_seqs=2, max_num_seqs=4)
+    one_token = DecodeParams(mode=Mode.AR)
+    requests = [asked(f"batch-{number}", prompts[0], one_token, max_tokens=24, ignore_eos=True) for number in range(6)]
+    steps = sum(1 for _ in run_steps(engine, requests))
+    state = figures(engine)["batch"]
+    assert state.ended == len(requests)
+    assert state.arrived <= 2 * len(requests) < steps
 
 
 def test_latencies_are_those_of_the_clock_and_forgotten_after_a_while(bundled: Checkpoint, prompts: Prompts) -> None:

@@ -93,6 +93,12 @@ def test_instructions_and_what_the_developer_says_first_are_one_message_of_the_s
     ]
 
 
+def test_a_developer_who_says_nothing_is_a_message_of_the_system() -> None:
+    body = PLAIN | {"input": [{"role": "developer", "content": ""}]}
+    messages = chat_request_of(ResponsesRequest.model_validate(body)).messages
+    assert [(message.role, message.content) for message in messages] == [("system", "")]
+
+
 def test_of_allowed_tools_only_those_are_called(client: OpenAI) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
     response = client.responses.create(**CALL | {"tools": [TOOL | {"name": "other"}, TOOL], "tool_choice": choice})

@@ -389,6 +389,8 @@ def test_a_gateway_that_has_just_started_keeps_adapters_private_that_were_added_
     async def work(found: Platform) -> None:
         assert await found.names(other) == ["bundled"]
         assert (await found.ask("terse", other)).status_code == 503
+        found.models._set_adapters(found.models.directory)  # as when a further model starts before the main one's news
+        assert (await found.ask("terse", other)).status_code == 503
         found.manager.away = False
         await found.until(lambda: found.models.directory.revision > 0)
         assert (await found.ask("terse", other)).status_code == 404

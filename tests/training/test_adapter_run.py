@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
+from transformers import OPTConfig, OPTForCausalLM
 
 from mars_ray.adapter.card import read_adapter_card
 from mars_ray.adapter.folder import WEIGHTS_FILE, load_adapter
@@ -16,7 +17,7 @@ from mars_ray.model.card import write_card
 from mars_ray.model.digest import folder_digest, weights_digest
 from mars_ray.training.checkpoint import RunState
 from mars_ray.training.config import TrainConfig
-from mars_ray.training.loop import TrainingRun
+from mars_ray.training.loop import TrainingRun, _stop_dropout
 from mars_ray.training.metrics import plot_metrics, read_metrics
 from mars_ray.training.run_folder import RunFolder
 from pipelines.reproduction.training import LocalStore
@@ -75,6 +76,16 @@ def test_the_base_of_an_adapter_has_no_dropout(make_config: MakeConfig, start_mo
             run(config, tmp_path / f"{config.output.name}-states")
             lines.append([(line.ar_loss, line.mask_loss) for line in read_metrics(config.output)])
     assert lines[1:] == lines[:1] * 3
+
+
+def test_layers_that_drop_by_themselves_drop_nothing_either() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+    network = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=32, dropout=0.9, attention_dropout=0.9)).train()
+    tokens = torch.arange(3, 20)[None]
+    assert not torch.equal(network(tokens).logits, network(tokens).logits)
+    _stop_dropout(network)
+    assert torch.equal(network(tokens).logits, network(tokens).logits)
 
 
 def test_held_out_rows_are_measured_in_parts_of_the_size_of_micro_batches(

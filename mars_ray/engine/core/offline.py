@@ -70,16 +70,19 @@ def run_steps(
     """
     coming = iter(requests)
     refused: Request | None = None
+    waiting = 0
     while True:
-        while _has_room(engine, at_a_time) and (request := refused or next(coming, None)):
+        # A refused request is tried again once fewer sequences wait than when it was refused.
+        while _has_room(engine, at_a_time) and (refused is None or engine.waiting < waiting or not engine.busy):
+            if not (request := refused or next(coming, None)):
+                break
             refused = None
             try:
                 engine.add(request)
             except QueueFullError:  # the class of the request has fewer places than the engine has slots
                 if not engine.busy:
                     raise
-                refused = request
-                break
+                refused, waiting = request, engine.waiting
         if not engine.busy:
             return
         yield engine.step()

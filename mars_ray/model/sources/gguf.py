@@ -1,7 +1,7 @@
 """Convert a .gguf file to a plain Hugging Face folder, once.
 
-A file with 32 or 16 bits keeps its dtype and values. Quantised weights become bfloat16, which rounds less than the
-quantisation did. Tokenizer and chat template are converted, too.
+A file with 32 or 16 bits keeps its values, and its dtype if it has one. Quantised weights become bfloat16, which rounds
+less than the quantisation did. Tokenizer and chat template are converted, too.
 """
 
 import hashlib

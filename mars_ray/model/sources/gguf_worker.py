@@ -131,8 +131,8 @@ def megabytes(size: int) -> int:
 
 
 def _checked_dtype(content: GGUFFile) -> torch.dtype:
-    """Return the common dtype of all matrices if it is in `_KEPT`, otherwise bfloat16. Vectors are not considered,
-    because they usually have 32 bits.
+    """Return the common dtype of all matrices if it is in `_KEPT`, float32 for a mixture of those, otherwise bfloat16.
+    Vectors are not considered, because they usually have 32 bits.
 
     Raises `ModelError` if sizes are out of bounds.
     """
@@ -149,7 +149,7 @@ def _checked_dtype(content: GGUFFile) -> torch.dtype:
 
 
 def _rope_of(content: GGUFFile) -> dict[str, Any]:
-    """Return the scaling of the rotary embedding, which transformers does not read.
+    """Return the scaling of the rotary embedding, which transformers reads of few architectures.
 
     Raises `ModelError` for a scaling that cannot be converted: the model would answer wrongly.
     """

@@ -80,21 +80,21 @@ class ServedModels:
         adapters: Iterable[str] = (),
     ) -> None:
         self.main = main.endpoint
-        if link:  # engines may have others, which the first directory allows to some accounts only
-            self.main.adapters = tuple(adapters)
         self.link = link
         self._control = main.control
         self._make = make
         self._gateway = gateway
         self._wait_s = wait_s
-        self.directory = Directory(access=access or {})
-        """The newest directory; until the first one comes, the access that the settings give."""
+        self.directory = Directory(adapters={self.main.name: tuple(adapters)} if link else {}, access=access or {})
+        """The newest directory; until the first one comes, the adapters and the access that the settings give."""
         self._running: dict[str, _Running] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Condition()
         self._applying = asyncio.Lock()
         self._infos: dict[str, ModelInfo] = {}
         """Last known facts about each further model."""
+        if link:  # engines may have other adapters, which the first directory allows to some accounts only
+            self._set_adapters(self.directory)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

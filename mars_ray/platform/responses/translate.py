@@ -76,7 +76,8 @@ def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> Chat
     messages = _messages(items[len(leading) :])
     # Many chat templates refuse a second message of the system.
     texts = (body.instructions, *(text_of_content(item.content) for item in leading if isinstance(item, MessageItem)))
-    if system := "\n\n".join(filter(None, texts)):
+    system = "\n\n".join(filter(None, texts))
+    if system or not messages:
         messages.insert(0, InputMessage(role="system", content=system))
     return ChatCompletionRequest(
         model=body.model,

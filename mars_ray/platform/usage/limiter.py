@@ -187,7 +187,7 @@ class UsageLimiter:
                 self._add(_Reservation(gateway, admitted.request, second), running=admitted.running)
 
     def admit(self, gateway: str, request: LimitedRequest) -> Granted | LimitRefusal:
-        """Reserve the most that a request may use. Asking again with the id of a running request changes nothing."""
+        """Reserve the most that a request may use. A running request keeps its reservation, now of this gateway."""
         now_s = self._clock()
         self._sweep(now_s)
         if request.id not in self._running:

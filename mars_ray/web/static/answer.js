@@ -67,10 +67,11 @@ export class Answer {
     const entry = entries[0] ?? { forward: 0, logprob: NaN };
     const span = make("span", `token c${entry.forward % COLOURS}`, text);
     const place = this.tokens.filter((earlier) => earlier.forward === entry.forward).length;
-    const token = { span, text, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
+    const count = Math.max(1, entries.length);
+    const token = { span, text, count, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
     span.dataset.forward = entry.forward;
     for (const { index } of entries) this.byIndex.set(index, token);
-    this.received = (this.received ?? 0) + Math.max(1, entries.length);
+    this.received = (this.received ?? 0) + count;
     this.tokens.push(token);
     this.body.append(span);
   }
@@ -94,8 +95,9 @@ export class Answer {
     };
     show("tokens/forward", perForward, 2);
     // The time runs from the first forward on, so the tokens of that forward do not count.
-    const begun = this.tokens.filter((token) => token.forward === this.tokens[0].forward).length;
-    show("tokens/s", seconds > 0 ? (tokens - begun) / seconds : NaN, 0);
+    const begun = this.tokens.filter((token) => token.forward === this.tokens[0].forward);
+    const later = tokens - begun.reduce((sum, token) => sum + token.count, 0);
+    show("tokens/s", later > 0 && seconds > 0 ? later / seconds : NaN, 0);
     show("first token", this.firstAt - this.began, 0, " ms");
     show("tokens", tokens, 0);
   }
