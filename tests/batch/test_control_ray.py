@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from contextlib import suppress
@@ -43,13 +44,14 @@ def test_a_job_with_time_to_spare_is_done_at_full_quality(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_be_in_time_goes_as_low_as_it_may_and_says_so(
+def test_a_job_that_cannot_be_in_time_is_as_fast_as_it_may_be_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = generate_files(options(tmp_path, 2000, deadline_s=12))
     assert done.deadline.endswith("after the deadline")
-    assert "late: even at threshold 0.9, the lowest that quality allows" in capsys.readouterr().err
-    assert 0.9 in pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()
+    # With all rows in use, a busy machine may be as fast at threshold 1 as at any other.
+    fastest = re.search(r"late: even at threshold (\S+), the fastest that quality allows", capsys.readouterr().err)
+    assert fastest and float(fastest[1]) in pq.read_table(tmp_path / "out" / "rows")["threshold"].to_pylist()
 
 
 class Shop(threading.Thread):

@@ -113,8 +113,8 @@ class ControlLoop:
                 return
             self._reported_late_s = late_s
             self.note = (
-                f"late: even at threshold {batch_class.floor:g}, the lowest that quality allows, the job ends about "
-                f"{timedelta(seconds=round(late_s))} after its deadline"
+                f"late: even at threshold {batch_class.threshold:g}, the fastest that quality allows, the job ends "
+                f"about {timedelta(seconds=round(late_s))} after its deadline"
             )
         else:
             self.note = ""

@@ -39,7 +39,7 @@ class ClassStatus:
     """Number of times the threshold has changed since the controller started."""
     override: Override | None
     late_s: float
-    """Seconds by which a batch job will miss its deadline even at the floor; 0 if it can end in time."""
+    """Seconds by which a batch job will miss its deadline even at the fastest threshold; 0 if it can end in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
