@@ -66,7 +66,7 @@ def _as_input(raw: bytes) -> bytes:
         return raw
     row.pop("threshold", None)
     if row.get("sample") and "id" in row:
-        row["id"] = f"{row['id']}-{row['sample']}"
+        row["id"] = f"{row['id']}#{row['sample']}"
     return json.dumps(row).encode()
 
 

@@ -1,5 +1,7 @@
 """Service classes of requests: priority, share of the engine, and lowest threshold."""
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from mars_ray.errors import ConfigError
@@ -22,6 +24,14 @@ class ServiceClass(BaseModel):
     """Priority for slots. Requests of a higher priority are served first, regardless of shares."""
     share: float = Field(1.0, gt=0)
     """Weight of the class when classes of equal priority compete for tokens."""
+
+
+def waiting_places(classes: Sequence[ServiceClass], max_waiting_seqs: int) -> dict[str, int]:
+    """Return how many sequences of each class may wait in an engine where `max_waiting_seqs` may wait in all."""
+    shares = sum(service_class.share for service_class in classes)
+    return {
+        service_class.name: max(1, int(max_waiting_seqs * service_class.share / shares)) for service_class in classes
+    }
 
 
 def class_names(classes: tuple[ServiceClass, ...]) -> list[str]:

@@ -190,7 +190,7 @@ class _Grammar:
             rule = f"value_{number}_{index}"
             self._json(rule, f"the parameters of {function.name}", value, lenient=not exact)
             pair = f"{json.dumps(name + '=')} {rule} rest_{number}_{index + 1}"
-            needed = name in schema.get("required", ())
+            needed = name in (schema.get("required") or ())
             self._rules.append(f"args_{number}_{index}: {pair}" + ("" if needed else f" | args_{number}_{index + 1}"))
             self._rules.append(
                 f'rest_{number}_{index}: ", " {pair}' + ("" if needed else f" | rest_{number}_{index + 1}")
@@ -248,8 +248,11 @@ def _keyword_schemas(function: str, schema: Mapping[str, Any]) -> dict[str, dict
         raise RequestError(
             f"the parameters of {function} have {odd[0]!r}, which pythonic calls cannot hold; leave it out."
         )
-    properties = dict(schema.get("properties", {}))
-    properties.update((name, {}) for name in schema.get("required", ()) if name not in properties)
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    names = isinstance(required, list) and all(isinstance(name, str) for name in required)
+    if not isinstance(properties, dict) or not names:
+        raise RequestError(f"the parameters of {function} need `properties` by name and a list of names `required`.")
+    properties = properties | {name: {} for name in required if name not in properties}
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for name, value in properties.items():
         if not _NAME.fullmatch(name) or not isinstance(value, dict):

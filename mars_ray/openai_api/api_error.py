@@ -69,6 +69,9 @@ class _ErrorKind(NamedTuple):
     """The field of the body that the error is about."""
 
 
+NO_RETRY = {"x-should-retry": "false"}
+"""Headers by which OpenAI's clients do not send a request again by themselves."""
+
 _INTERNAL = _ErrorKind(500, "server_error", "internal_error", shown=False)
 
 _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
@@ -118,8 +121,15 @@ def api_error(error: MarsRayError, *, request_id: str | None = None, retry_after
         type=kind.type,
         param=own.param if own and own.param is not None else kind.param,
         code=own.code if own and own.code is not None else kind.code,
-        headers={"retry-after": str(max(1, retry_after_s))} if kind.status in (429, 503) else None,
+        headers=_retry_headers(error, kind.status, retry_after_s),
     )
+
+
+def _retry_headers(error: MarsRayError, status: int, retry_after_s: int) -> dict[str, str] | None:
+    """Return the headers that tell clients when to repeat a request, or not to; OpenAI's clients repeat a 500."""
+    if isinstance(error, errors.EngineHungError):
+        return NO_RETRY
+    return {"retry-after": str(max(1, retry_after_s))} if status in (429, 503) else None
 
 
 def internal_error(request_id: str | None = None) -> ApiError:

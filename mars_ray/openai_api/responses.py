@@ -48,7 +48,7 @@ class ResponseMetadata:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token; empty for an id that the tokenizer does not use."""
-        return self.token_bytes[token] if token < len(self.token_bytes) else b""
+        return self.token_bytes[token] if 0 <= token < len(self.token_bytes) else b""
 
     def text_of(self, token: int) -> str:
         """Return the bytes of a token as text, with replacement characters for bytes that are not valid UTF-8."""

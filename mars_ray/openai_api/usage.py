@@ -57,16 +57,16 @@ class ResponseUsage:
             return f"{1.0 if self.threshold_low is None else self.threshold_low:g}"
         return f"{self.threshold_low:g}-{self.threshold_high:g}"
 
-    def usage(self) -> CompletionUsage:
-        """Return OpenAI's usage object, extended by `tokens_per_forward`, `threshold_low` and `threshold_high`, and by
-        `max_tokens` if it was lowered."""
+    def usage(self, *, ended: bool = True) -> CompletionUsage:
+        """Return OpenAI's usage object, extended by `threshold_low` and `threshold_high`, by `tokens_per_forward` once
+        all answers have `ended`, whose last chunks say their forwards, and by `max_tokens` if it was lowered."""
         return CompletionUsage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,
             total_tokens=self.prompt_tokens + self.tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
-            tokens_per_forward=round(self.tokens / max(1, self.forwards), 3),
             threshold_low=self.threshold_low,
             threshold_high=self.threshold_high,
+            **({"tokens_per_forward": round(self.tokens / max(1, self.forwards), 3)} if ended else {}),
             **({} if self.max_tokens is None else {"max_tokens": self.max_tokens}),
         )

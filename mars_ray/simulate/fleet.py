@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.service_class import ServiceClass, waiting_places
 from mars_ray.engine.stats.lookahead import Lookahead
 from mars_ray.engine.stats.step_time import StepTime
 from mars_ray.simulate.machine import Machine
@@ -32,7 +32,7 @@ class Queues:
         shares = [service_class.share for service_class in classes]
         self._share = np.array(shares)
         self._priority = np.array([float(service_class.priority) for service_class in classes])
-        self._capacity = np.array([max(1, int(queue_max * share / sum(shares))) for share in shares])
+        self._capacity = np.array([*waiting_places(classes, queue_max).values()])
         self._size = int(self._capacity.max())
         self._requests = np.zeros((self._size, replicas * len(classes), len(FIELDS)))
         """Interleaved ring buffers of all queues, so that the few requests in them are close in memory."""

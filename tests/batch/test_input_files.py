@@ -95,7 +95,7 @@ def test_answers_of_a_job_are_rows_without_its_threshold_and_with_ids_of_their_o
         output.flush()
     [file] = find_input([f"{root}/out/rows"], root / "next").files
     rows = [json.loads(raw) for chunk in file.read(8) for raw in chunk]
-    assert [row["id"] for row in rows] == ["a", "a-1"] and "threshold" not in rows[0]
+    assert [row["id"] for row in rows] == ["a", "a#1"] and "threshold" not in rows[0]
 
 
 def test_a_link_to_a_partition_gives_its_column(tmp_path: Path) -> None:

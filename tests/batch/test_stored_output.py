@@ -2,7 +2,9 @@
 
 import io
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ from mars_ray.batch.output.folder import LOG, OutputFolder, open_output
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage import driver_lease
 from mars_ray.storage.whole_file import create_object
+from tests.batch.test_job_page import FULL
 from tests.factories.rows import row_result
 
 
@@ -171,13 +174,52 @@ def test_a_driver_that_was_given_up_writes_nothing_any_more(bucket: UPath) -> No
         first._log.commit()  # type: ignore[union-attr]
         with begun(bucket / "out") as second:
             assert second.ledger.done == 1
-            with pytest.raises(RunError, match="Another driver has resumed the job in s3://"):
+            with pytest.raises(RunError, match="Another driver has taken over the job in s3://"):
                 first.flush()
             with pytest.raises(RunError, match="Another driver"):
                 first.take([row_result(1)], run_s=0.0)
             second.take([row_result(1)], run_s=0.0)
             second.flush()
     assert ids_in(bucket / "out") == ["0", "1"]
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_driver_whose_job_was_put_aside_writes_nothing_into_the_new_one(bucket: UPath, rows: int) -> None:
+    with begun(bucket / "out") as first:
+        for number in range(2):
+            first.take([row_result(number)], run_s=0.0)
+            first._log.commit()  # type: ignore[union-attr]
+        with begun(bucket / "out", new=True) as second:
+            for number in range(10, 10 + rows):
+                second.take([row_result(number)], run_s=0.0)
+                second._log.commit()  # type: ignore[union-attr]
+            with pytest.raises(RunError, match="Another driver"):
+                first.flush()
+            second.flush()
+    assert ids_in(bucket / "out") == [str(number) for number in range(10, 10 + rows)]
+
+
+@pytest.mark.usefixtures("manual")
+def test_a_commit_waits_for_results_that_are_on_their_way(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun_write, go_on = threading.Event(), threading.Event()
+
+    def slow(path: UPath, content: bytes) -> bool:
+        begun_write.set()
+        go_on.wait()
+        return create_object(path, content)
+
+    with begun(bucket / "out") as output, ThreadPoolExecutor(2) as threads:
+        log = output._log
+        assert log
+        monkeypatch.setattr(job_log, "create_object", slow)
+        output.take([row_result(0)], run_s=0.0)
+        keeping = threads.submit(log.commit)
+        begun_write.wait()
+        committing = threads.submit(log.commit)
+        assert not wait([committing], timeout=0.2).done
+        go_on.set()
+        assert (keeping.result(), committing.result()) == (None, None)
 
 
 @pytest.mark.usefixtures("impatient", "manual")
@@ -210,17 +252,21 @@ def test_other_settings_and_foreign_folders_are_refused_and_nothing_is_left_of_a
 ) -> None:
     with begun(bucket / "out") as output:
         output.take([row_result(0)], run_s=0.0)
-    refused = pytest.raises(ConfigError, match=r"the job in s3://.*/out began with other settings: model")
-    with open_output(bucket / "out", new=False) as output, refused:
-        output.ledger.check_settings({"model": "two"})
+    refused = r'the job in s3://.*/out began with other settings: model was "one", now it is '
+    with open_output(bucket / "out", new=False) as output:
+        for settings, now in (({"model": "two"}, '"two"'), ({}, "null")):
+            with pytest.raises(ConfigError, match=refused + now):
+                output.ledger.check_settings(settings)
     (bucket / "other" / "file").write_text("mine")
-    with (
-        pytest.raises(OutputError, match="has files that do not belong to a job"),
-        open_output(bucket / "other", new=False),
-    ):
-        pass
-    with begun(bucket / "empty"):
-        pass
+    for new in (False, True):
+        with (
+            pytest.raises(OutputError, match="has files that do not belong to a job"),
+            open_output(bucket / "other", new=new),
+        ):
+            pass
+    with begun(bucket / "empty") as output:
+        output.flush()
+        output.report(FULL)
     assert not bucket.fs.find((bucket / "empty").path)
 
 

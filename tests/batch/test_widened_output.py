@@ -177,6 +177,6 @@ def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatc
         answer(frozen, NUMBERS)
         monkeypatch.setattr(module, "write_new_object", write_late)
         frozen.flush()
-        with pytest.raises(RunError, match="Another driver has resumed the job"):
+        with pytest.raises(RunError, match="Another driver has taken over the job"):
             frozen._log.check_driver()  # type: ignore[union-attr]
     assert table_in(bucket / "out")["k"].to_pylist() == ["1", "2", "x"]

@@ -200,6 +200,8 @@ def test_with_auto_a_keyword_that_no_grammar_holds_is_ignored_unless_the_functio
     ("parameters", "said"),
     [
         ({"type": "object", "anyOf": [{}]}, "have 'anyOf', which pythonic calls cannot hold"),
+        ({"properties": ["a"]}, "need `properties` by name and a list of names `required`"),
+        ({"required": [{}]}, "need `properties` by name and a list of names `required`"),
         ({"properties": {"a b": {}}}, "cannot hold 'a b'"),
     ],
 )

@@ -259,7 +259,7 @@ def test_an_error_in_a_stream_names_the_field_of_the_response() -> None:
     builder = ResponseObjectBuilder(ChatResponseBuilder(metadata), metadata, body)
     usage = ResponseUsage(prompt_tokens=1)
     http = Request(exchange.put_in({"type": "http"}))
-    generation = Generation(chat_request_of(body), [], http, builder, usage, "", None, [], Meter())
+    generation = Generation(chat_request_of(body), [], http, builder, usage, "", None, [], Meter(), 1)
 
     async def fail(_take: object) -> None:
         raise GrammarError("the grammar cannot be followed any further.")

@@ -103,6 +103,7 @@ def test_every_error_of_the_tree_has_a_status() -> None:
 
 def test_the_status_is_that_of_the_nearest_base() -> None:
     assert api_error(errors.BadRecordError("x")).status == 500
+    assert api_error(errors.EngineHungError("x")).headers == {"x-should-retry": "false"}
     assert api_error(PromptTooLongError("x")).code == "context_length_exceeded"
     assert api_error(MarsRayError("/secret")).message == "internal error, the request id is in the header x-request-id."
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.errors import UnavailableError
 from mars_ray.model.checkpoint import Checkpoint
-from mars_ray.serve.replicas.followed_adapters import FollowedAdapters
+from mars_ray.serve.replicas.followed_adapters import RETRY_S, FollowedAdapters
 from tests.factories.engine import engine_of, serving
 from tests.serve.adapter_samples import saved_adapter
 
@@ -26,7 +28,8 @@ class Followed:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.wanted: Mapping[str, str] | None = None
-        self.adapters = FollowedAdapters(engine, lambda: self.wanted)
+        self.now_s = 100.0
+        self.adapters = FollowedAdapters(engine, lambda: self.wanted, clock=lambda: self.now_s)
         self._engine = engine
 
     async def follow(self, wanted: Mapping[str, str] | None) -> dict[str, str]:
@@ -82,5 +85,45 @@ def test_an_adapter_that_cannot_be_used_keeps_its_last_version_and_the_others_ar
             assert all(f"adapter {name!r}: " in text for name, text in problems.items())
             await engine.follow({"a": folders[0]})
             assert engine.adapters.problems == {}
+
+    asyncio.run(test())
+
+
+def test_an_adapter_that_could_not_be_used_is_tried_again_and_unavailable_until_then(
+    bundled: Checkpoint, folders: list[str], tmp_path: Path
+) -> None:
+    late = tmp_path / "late"
+
+    async def test() -> None:
+        async with followed(bundled) as engine:
+            wanted = {"a": str(late)}
+            assert await engine.follow(wanted) == {}
+            shutil.copytree(folders[0], late)
+            with pytest.raises(UnavailableError, match="the adapter 'a' cannot be used here now"):
+                await engine.adapters.look_up("a")
+            engine.now_s += RETRY_S
+            await engine.adapters.look_up("a")
+            assert await engine.follow(wanted) == wanted
+
+    asyncio.run(test())
+
+
+def test_a_caller_who_leaves_does_not_stop_the_loading_of_an_adapter(bundled: Checkpoint, folders: list[str]) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read() -> dict[str, str]:
+        reading.set()
+        go_on.wait()
+        return {"a": folders[0]}
+
+    async def test() -> None:
+        async with serving(engine_of(bundled)) as engine:
+            adapters = FollowedAdapters(engine, read)
+            leaving, staying = (asyncio.create_task(adapters.look_up("a")) for _ in range(2))
+            await asyncio.to_thread(reading.wait)
+            leaving.cancel()
+            go_on.set()
+            await staying
+            assert set(engine.adapters) == {"a"}
 
     asyncio.run(test())

@@ -302,6 +302,8 @@ def test_usage_comes_with_every_chunk_for_who_asks_for_that(client: OpenAI) -> N
     assert len(used) == len(chunks)
     assert used == sorted(used)
     assert 0 < used[0] < used[-1] == used[-2]
+    # The forwards of an answer are known at its end.
+    assert [hasattr(chunk.usage, "tokens_per_forward") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
 def test_single_tokens_come_one_to_a_chunk_and_say_the_same(client: OpenAI, prompt: list[int]) -> None:

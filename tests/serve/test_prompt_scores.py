@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from tests.serve.endpoint_clients import MODEL
 from tests.serve.endpoint_samples import MESSAGES, Served
@@ -35,6 +35,11 @@ def test_an_echo_begins_with_the_prompt_in_a_stream_too(client: OpenAI) -> None:
     assert complete(client, echo=True).choices[0].text == TEXT + answer
     chunks = list(complete(client, echo=True, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT + answer
+
+
+def test_an_echo_of_ids_that_are_no_tokens_is_refused(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="-1000000"):
+        complete(client, prompt=[-1_000_000], echo=True)
 
 
 def test_echoed_log_probabilities_lie_at_the_places_of_their_tokens(client: OpenAI) -> None:

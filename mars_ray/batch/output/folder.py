@@ -285,20 +285,19 @@ def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
         closing(Ledger(Path(temporary) / LEDGER.name, of=folder, durable=False)) as ledger,
     ):
         with store_errors(folder, OutputError, "Cannot use", "Give another output."):
-            if new:
-                _rename_stored(folder)
-            elif not (hidden / LOG).exists() and _names(folder):
+            if not (hidden / LOG).exists() and _names(folder):
                 raise OutputError(
                     f"{folder} has files that do not belong to a job. Give a new folder or empty this one."
                 )
+            if new:
+                _rename_stored(folder)
         log = JobLog(hidden / LOG)
         output = OutputFolder(folder, ledger, log)
         output.replay(log.read())
         with log.kept():
             yield output
         if not ledger.done:
-            with suppress(FileNotFoundError):
-                log.remove()
+            _remove_stored(folder, _names(folder))
 
 
 def _names(folder: UPath) -> list[str]:
@@ -307,17 +306,20 @@ def _names(folder: UPath) -> list[str]:
 
 
 def _rename_stored(folder: UPath) -> None:
-    """Rename a folder in a store: copy all objects, then remove the originals.
-
-    The log is removed last, so that an interrupted rename can be repeated.
-    """
+    """Rename a folder in a store: copy all objects, then remove the originals."""
     backup = _backup_name(folder)
     fs = folder.fs
     names = _names(folder)
     for name in names:
         fs.copy(name, backup.path + name.removeprefix(folder.path))
-    for name in sorted(names, key=lambda name: f"/{LEDGER.parent}/" in name):
-        fs.rm(name)
+    _remove_stored(folder, names)
+
+
+def _remove_stored(folder: UPath, names: Sequence[str]) -> None:
+    """Remove objects of a job, the log last and from its end, so that an interrupted removal can be repeated."""
+    for name in sorted(names, key=lambda name: (f"/{LEDGER.parent}/" not in name, name), reverse=True):
+        with suppress(FileNotFoundError):
+            folder.fs.rm(name)
 
 
 def new_shard(texts: Sequence[str], kinds: ColumnKinds, format: FileFormat) -> bytes:

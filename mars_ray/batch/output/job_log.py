@@ -81,6 +81,8 @@ class JobLog:
         self._folder = folder
         self.driver = uuid.uuid4().hex
         self._next = 1
+        self._last_driver = ""
+        """Driver of the last event, which is in the object before `_next`."""
         self._waiting: list[tuple[float, list[RowResult]]] = []
         self._failure: BaseException | None = None
         # A separate thread writes the events one by one, so a Ctrl-C in the main thread interrupts no write.
@@ -98,8 +100,10 @@ class JobLog:
             for start in range(0, len(names), READ_AT_ONCE):
                 contents = fs.cat(names[start : start + READ_AT_ONCE])
                 for name in names[start : start + READ_AT_ONCE]:
-                    yield Event.from_bytes(contents[name])
+                    event = Event.from_bytes(contents[name])
+                    yield event
                     self._next += 1
+                    self._last_driver = event.driver
 
     @property
     def failed(self) -> bool:
@@ -126,11 +130,7 @@ class JobLog:
 
     def commit(self) -> None:
         """Write the added results now. Raises `RunError` if writing fails or another driver has begun."""
-        with self._lock:
-            idle = not self._waiting
-        if not idle:
-            self.append("results")
-        self._raise_failure()
+        self.append("results")
 
     def append(self, kind: EventKind, details: dict[str, Any] | None = None) -> int:
         """Write the added results and an event, and return the event's number. Raises the same errors as `commit`."""
@@ -140,10 +140,6 @@ class JobLog:
     def check_driver(self) -> None:
         """Raise `RunError` if another driver has begun or an earlier write failed."""
         self._writer.submit(self._check_driver).result()
-
-    def remove(self) -> None:
-        """Remove the log, so that the folder no longer holds a job."""
-        self._folder.fs.rm(self._folder.path, recursive=True)
 
     def _append(self, kind: EventKind, details: dict[str, Any]) -> int:
         self._raise_failure()
@@ -157,12 +153,15 @@ class JobLog:
         try:
             advice = "Finished rows are kept; give the same command again."
             with store_errors(self._folder, RunError, "Cannot write to", advice):
+                if self._next > 1:  # a new job that took over the folder may have fewer events
+                    self._check_driver_of(self._name(self._next - 1), self._last_driver)
                 if not create_object(path, event.to_bytes().to_pybytes()):
-                    self._check_own(path)
+                    self._check_driver_of(path, self.driver)
         except BaseException as error:
             self._failure = error
             raise
         self._next += 1
+        self._last_driver = self.driver
         return self._next - 1
 
     def _check_driver(self) -> None:
@@ -172,14 +171,18 @@ class JobLog:
         with store_errors(self._folder, RunError, "Cannot read the job in", advice):
             self._folder.fs.invalidate_cache()
             if path.exists():
-                self._check_own(path)
+                self._check_driver_of(path, self.driver)
 
-    def _check_own(self, path: UPath) -> None:
-        """Raise `RunError` unless this driver itself wrote the object, in an earlier request whose response was
-        lost."""
-        if Event.from_bytes(path.read_bytes()).driver != self.driver:
+    def _check_driver_of(self, path: UPath, driver: str) -> None:
+        """Raise `RunError` unless this driver wrote the object. It may exist already, from an earlier request whose
+        response was lost."""
+        try:
+            is_own = Event.from_bytes(path.read_bytes()).driver == driver
+        except FileNotFoundError:
+            is_own = False
+        if not is_own:
             raise RunError(
-                f"Another driver has resumed the job in {self._folder.parent.parent}. "
+                f"Another driver has taken over the job in {self._folder.parent.parent}. "
                 "This driver stops; its finished rows are kept."
             )
 

@@ -72,12 +72,12 @@ class Ledger:
         """Store the settings of a job. Raises `ConfigError` if a setting differs from the one stored by an earlier
         run."""
         stored = self.settings()
-        for name, value in settings.items():
-            if stored and stored.get(name) != value:
+        for name in settings | stored if stored else ():
+            if stored.get(name) != settings.get(name):
                 raise ConfigError(
                     f"the job in {self._job} began with other settings: {name} was "
-                    f"{json.dumps(stored.get(name))}, now it is {json.dumps(value)}. Use the old value, give another "
-                    "output, or use --new to start a new job."
+                    f"{json.dumps(stored.get(name))}, now it is {json.dumps(settings.get(name))}. Use the old value, "
+                    "give another output, or use --new to start a new job."
                 )
         with self.transaction():
             self.connection.executemany(

@@ -76,7 +76,7 @@ def run_job(plan: JobPlan) -> JobReport:
         trace_row, end_trace = _traces(survey.rows)
         job = Job(
             output,
-            total=survey.rows,
+            total=output.ledger.done + store.rows,  # rows that have left the input are done, too
             workers=len(places),
             settings=plan.reported_settings,
             clock=time.monotonic,

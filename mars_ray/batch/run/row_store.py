@@ -33,6 +33,8 @@ class RowStore:
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = ledger
+        self.rows = 0
+        """Number of stored rows."""
         self.path = ledger.absolute().with_name("rows.arrow")
 
     def fill(self, files: Sequence[InputFile], *, id_column: str, limit: int | None) -> Survey:
@@ -56,6 +58,7 @@ class RowStore:
                 rows = [(row_id, raw) for row_id, raw in zip(row_ids, raws, strict=True) if row_id.key in keys]
                 if rows:
                     writer.write_table(to_row_table(*zip(*rows, strict=True)))
+                    self.rows += len(rows)
                 progress.update(survey.rows, {})
         return survey
 

@@ -10,7 +10,7 @@ idle does not catch up on the tokens it did not use.
 from collections import abc, deque
 
 from mars_ray.engine.scheduling.sequence import Sequence
-from mars_ray.engine.service_class import ServiceClass
+from mars_ray.engine.service_class import ServiceClass, waiting_places
 from mars_ray.errors import QueueFullError, RequestError
 
 
@@ -24,12 +24,7 @@ class WaitingQueue:
         """Number of tokens served to each class, divided by the share of the class."""
         self._taken_last: dict[int, str] = {}
         """The class whose sequence was taken last, by priority."""
-        shares = sum(service_class.share for service_class in classes)
-        self._places = {
-            service_class.name: max(1, int(max_waiting_seqs * service_class.share / shares))
-            for service_class in classes
-        }
-        """Maximum number of waiting sequences per class."""
+        self._places = waiting_places(classes, max_waiting_seqs)
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))

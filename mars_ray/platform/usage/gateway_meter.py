@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from mars_ray.errors import UnavailableError
-from mars_ray.openai_api.api_error import ApiError
+from mars_ray.openai_api.api_error import NO_RETRY, ApiError
 from mars_ray.platform.accounts.callers import limits_of
 from mars_ray.platform.usage.limiter import WINDOW_S, Allowance, Granted, LimitedRequest, LimitRefusal, RecentRequest
 from mars_ray.platform.usage.meter import MeterLink, MeterMessage
@@ -39,8 +39,6 @@ RENEW_S = 5.0
 RETRY_S = 0.2
 CLIENT_LEFT = 499
 """Status in the log for a client that disconnected before its answer."""
-NO_RETRY = {"x-should-retry": "false"}
-"""Header by which OpenAI's clients do not send a refused request again by themselves."""
 
 
 @dataclass(slots=True)

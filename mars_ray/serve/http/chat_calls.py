@@ -20,7 +20,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.choices import answers_of
+from mars_ray.openai_api.choices import answers_of, split_by_token
 from mars_ray.openai_api.prompt_scores import shown_prompt
 from mars_ray.openai_api.protocol import ChatCompletionRequest
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
@@ -50,15 +50,16 @@ class ChatCalls:
 
     async def stream(self, messages: Messages, fields: Mapping[str, Any]) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Yield the chunks of an answer as they arrive, then the usage; closing the generator cancels the request."""
-        call = await self._prepared(messages, fields)
+        call = await self._prepared(messages, {**fields, "stream": True})
         arriving = MergedCalls[Sequence[Chunk]]([partial(self._endpoint.calls.stream, call.request, usage=call.usage)])
         try:
             while arrived := await arriving.next():
                 _, chunks = arrived
                 count_chunks(chunks, call.usage)
                 for chunk in chunks:
-                    for event in call.builder.chunks(chunk):
-                        yield event
+                    for part in split_by_token(chunk) if call.body.stream_options.single_tokens else (chunk,):
+                        for event in call.builder.chunks(part):
+                            yield event
         finally:
             await arriving.close()
         for event in call.builder.last_chunks(call.usage.usage()):

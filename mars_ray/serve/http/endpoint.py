@@ -23,7 +23,7 @@ from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import Request as EngineRequest
-from mars_ray.engine.service_class import BATCH_CLASS
+from mars_ray.engine.service_class import BATCH_CLASS, waiting_places
 from mars_ray.errors import GrammarError
 from mars_ray.openai_api.answer_plan import AnswerPlan, plan_answer
 from mars_ray.openai_api.api_error import ApiError
@@ -85,6 +85,7 @@ class Endpoint:
         self._default_mode = Mode(config.mode)
         self._default_sampling = generation_defaults(folder)
         self._log_prompts = config.log_prompts
+        self._places = waiting_places(config.classes, config.engine.max_waiting_seqs)
         self._batch_class = BATCH_CLASS if BATCH_CLASS in config.class_names else None
         self.adapters: Sequence[str] | None = None
         """Names of the adapters; None means those that the engines had when they started."""
@@ -270,8 +271,9 @@ class Endpoint:
             traced = exchange.trace.generate(operation, model.name, requests, streamed=body.stream)
             requests = [call.request for call in traced]
             calls = traced
+        places = self._places[requests[0].service_class]
         generation = Generation(
-            body, requests, http, builder, exchange.usage, model.engine.notice, keep, calls, self._meter
+            body, requests, http, builder, exchange.usage, model.engine.notice, keep, calls, self._meter, places
         )
         return await (self._stream(generation) if body.stream else self._full(generation))
 

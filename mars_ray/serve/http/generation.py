@@ -26,7 +26,8 @@ from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.traces.engine_call import EngineCall
 
 MAX_RUNNING_CHOICES = 32
-"""Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue."""
+"""Maximum number of choices of one request that run at a time, so that a long list does not fill the shared queue.
+It is lower for classes with fewer places in the queue."""
 
 Keep = Callable[[BaseModel], Awaitable[None]]
 """Takes each object that ends an answer before it is sent, and may change it."""
@@ -51,6 +52,8 @@ class Generation:
     calls: Sequence[EngineCall | None]
     """The trace of each engine request; None for each request if the HTTP request is not traced."""
     meter: Meter
+    places: int
+    """Maximum number of sequences of the class of service that wait in an engine."""
 
     async def count(self) -> None:
         """Store the usage of the answer. Call it before the end of the answer is sent."""
@@ -68,7 +71,7 @@ class Generation:
     @property
     def at_once(self) -> int:
         """Number of prompts of this request that run at a time."""
-        return max(1, MAX_RUNNING_CHOICES // self.body.candidates)
+        return max(1, min(MAX_RUNNING_CHOICES, self.places) // self.body.candidates)
 
 
 async def answer_events(
@@ -90,7 +93,7 @@ async def answer_events(
                 for part in split_by_token(answer) if options.single_tokens else (answer,):
                     for event in builder.chunks(part):
                         if usage_in_all:
-                            event = event.model_copy(update={"usage": usage.usage()})
+                            event = event.model_copy(update={"usage": usage.usage(ended=False)})
                         yield sent_event(event)
                         sent += 1
             if arrived := await arriving.next():

@@ -64,7 +64,7 @@ class EngineReplica(Replica):
     async def running(self, requests: Sequence[str]) -> tuple[str, list[str], str | None]:
         """Return this replica's name, which `requests` it is processing, and its obstacle. Gateways call this to check
         liveness."""
-        return self._name, [name for name in requests if self._engine.has(name)], self._engine.obstacle
+        return self._name, [name for name in requests if self.has(name)], self._engine.obstacle
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the input of the autoscaling policy `by_capacity`. Serve calls this."""

@@ -3,30 +3,42 @@
 In:    a function that reads the names and folders of the wanted adapters.
 Out:   the adapters that can be used, set in the engine.
 Never: stops an engine because of an adapter that cannot be used, or refuses an adapter that was wanted a moment ago.
+
+An adapter may be unusable only for now, such as while a store is away, so it is tried again every `RETRY_S`.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mars_ray.adapter.card import resolve_adapters
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.errors import AdapterError, MarsRayError, ReplicaLostError
+from mars_ray.errors import AdapterError, MarsRayError, ReplicaLostError, UnavailableError
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
+RETRY_S = 30.0
 
 
 class FollowedAdapters:
     """Follows the adapters that `read` returns. None means that no adapters have been stored yet."""
 
-    def __init__(self, engine: AsyncEngine, read: Callable[[], Mapping[str, str] | None]) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        read: Callable[[], Mapping[str, str] | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._read = read
+        self._clock = clock
         self._last: Mapping[str, str] | None = None
+        self._tried_s = 0.0
         self._refreshing = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
         self.problems: dict[str, str] = {}
         """Reason for each adapter that could not be set; the key "" is for all of them."""
 
@@ -40,16 +52,27 @@ class FollowedAdapters:
             await asyncio.sleep(EVERY_S)
 
     async def look_up(self, name: str) -> None:
-        """Read the wanted adapters now if the engine has no adapter of this name."""
-        if name not in self._engine.adapters:
-            await self.refresh()
+        """Read the wanted adapters now if the engine has no adapter of this name.
+
+        Raises `UnavailableError` for one that is wanted but cannot be used now.
+        """
+        if name in self._engine.adapters:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self.refresh())
+        await asyncio.shield(self._looking)  # a caller who leaves does not stop the others
+        if name in self.problems and name not in self._engine.adapters:
+            raise UnavailableError(f"the adapter {name!r} cannot be used here now. Try again later.")
 
     async def refresh(self) -> None:
         """Set the wanted adapters. One that cannot be used keeps the folder that it had, or is left out."""
         async with self._refreshing:
             wanted = await asyncio.to_thread(self._read)
-            if wanted is None or wanted == self._last:
+            again = self.problems and self._clock() - self._tried_s >= RETRY_S
+            if wanted is None or (wanted == self._last and not again):
                 return
+            self._tried_s = self._clock()
+            known = set(self.problems.values())
             self.problems = {}
             try:
                 await self._set(wanted)
@@ -58,7 +81,7 @@ class FollowedAdapters:
             except MarsRayError as error:
                 self.problems[""] = str(error)
             self._last = wanted
-            for problem in self.problems.values():
+            for problem in set(self.problems.values()) - known:
                 log.error("%s", problem)
 
     async def _set(self, adapters: Mapping[str, str]) -> None:

@@ -33,6 +33,12 @@ class Replica:
         self._model = model
         self._metrics = metrics
         self._adapters = adapters
+        self._looking_up: set[str] = set()
+        """Ids of requests whose adapter is looked up, before the engine has them."""
+
+    def has(self, request_id: str) -> bool:
+        """Return whether a request is in work here."""
+        return request_id in self._looking_up or self._engine.has(request_id)
 
     async def generate(self, request: Request, whole: bool = False) -> AsyncGenerator[list[Chunk] | MarsRayError, None]:
         """Yield the chunks of a request in parts, then the error if it failed; closing the generator cancels it.
@@ -45,7 +51,11 @@ class Replica:
         observer = self._metrics.begin(request)
         try:
             if request.decode.adapter is not None:
-                await self._adapters.look_up(request.decode.adapter)
+                self._looking_up.add(request.id)
+                try:
+                    await self._adapters.look_up(request.decode.adapter)
+                finally:
+                    self._looking_up.discard(request.id)
             async with aclosing(self._engine.generate(request)) as chunks:
                 async for chunk in chunks:
                     observer.observe(chunk)
