@@ -123,10 +123,10 @@ def _class(report: ReplicaReport, name: str) -> ClassState | None:
 def _demand(now: ClassState, old: ClassState | None, requests_s: float) -> ClassDemand:
     # Average the sizes of requests since `old`, or of all requests so far if none came since then.
     arrived = now.arrived
-    prompt_tokens = now.prompt_tokens
+    prompt_tokens = now.prompt_tokens - now.cached_tokens
     if old is not None and now.arrived != old.arrived:
         arrived -= old.arrived
-        prompt_tokens -= old.prompt_tokens
+        prompt_tokens -= old.prompt_tokens - old.cached_tokens
     ended = now.ended
     tokens = now.tokens
     if old is not None and now.ended != old.ended:

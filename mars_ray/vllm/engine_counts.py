@@ -12,6 +12,12 @@ from weakref import WeakValueDictionary
 from mars_ray.engine.stats.engine_stats import LatencyWindow
 
 
+class PrefixCacheStats(Protocol):
+    """The part of vLLM's `PrefixCacheStats` that is read."""
+
+    hits: int
+
+
 class SchedulerStats(Protocol):
     """The part of vLLM's `SchedulerStats` that is read."""
 
@@ -19,6 +25,7 @@ class SchedulerStats(Protocol):
     num_waiting_reqs: int
     num_skipped_waiting_reqs: int
     kv_cache_usage: float
+    prefix_cache_stats: PrefixCacheStats
 
 
 class FinishedRequestStats(Protocol):
@@ -45,7 +52,7 @@ class EngineCounts:
         self._clock = clock
         self.running = self.waiting = 0
         self.kv_cache_usage = 0.0
-        self.prompt_tokens = self.generation_tokens = self.preemptions = 0
+        self.prompt_tokens = self.cached_tokens = self.generation_tokens = self.preemptions = 0
         self.ended = self.ended_tokens = 0
         """Requests that have ended, and their tokens."""
         self._ttft_s, self._tpot_s = LatencyWindow(), LatencyWindow()
@@ -56,6 +63,7 @@ class EngineCounts:
             self.running = scheduler.num_running_reqs
             self.waiting = scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
             self.kv_cache_usage = min(1.0, scheduler.kv_cache_usage)
+            self.cached_tokens += scheduler.prefix_cache_stats.hits
         if iteration is None:
             return
         now_s = self._clock()

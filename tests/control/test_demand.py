@@ -99,6 +99,16 @@ def test_a_counter_that_fell_gives_no_negative_demand() -> None:
     assert demand.requests_s == 0.0 and demand.prompt_tokens >= 0 and demand.output_tokens >= 1
 
 
+def test_prompt_tokens_that_were_found_in_the_cache_are_not_read() -> None:
+    made = [
+        report(
+            second + 1, float(second), class_state(arrived=second, prompt_tokens=80 * second, cached_tokens=76 * second)
+        )
+        for second in range(20)
+    ]
+    assert only(metered(made)).prompt_tokens == 4.0
+
+
 def test_aborted_requests_that_leave_the_count_of_arrivals_leave_the_rate_before_them() -> None:
     made = reports([(5, 10, 8)] * 10)
     last = made[-1].state.classes[0]

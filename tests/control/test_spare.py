@@ -12,7 +12,9 @@ from tests.factories.clock import Clock
 CLASSES = (ServiceClass(floor=0.5), ServiceClass(name=BATCH_CLASS, priority=-1, floor=0.5))
 
 
-def state_of(name: str, threshold: float, share: float, second: int, waiting: int) -> ClassState:
+def state_of(
+    name: str, threshold: float, share: float, second: int, waiting: int, prompt_tokens: int = 20
+) -> ClassState:
     """Return the state of a class whose requests take a share of one replica's time."""
     arrived = round(share * requests_at(1.0) * second)
     return class_state(
@@ -21,13 +23,13 @@ def state_of(name: str, threshold: float, share: float, second: int, waiting: in
         running=1,
         waiting=waiting,
         arrived=arrived,
-        prompt_tokens=20 * arrived,
+        prompt_tokens=prompt_tokens * arrived,
         ended=arrived,
         tokens=64 * arrived,
     )
 
 
-def run(policy: PolicyName, backlog: Backlog | None) -> tuple[int, list[ClassStatus]]:
+def run(policy: PolicyName, backlog: Backlog | None, prompt_tokens: int = 20) -> tuple[int, list[ClassStatus]]:
     """Return the desired replicas and the classes after a minute in which callers take 0.3 of a replica, and rows
     arrive as fast as three replicas would answer them."""
     clock = Clock()
@@ -37,7 +39,7 @@ def run(policy: PolicyName, backlog: Backlog | None) -> tuple[int, list[ClassSta
         if backlog is not None:
             controller.update_backlog(backlog, paused=False)
         callers = state_of("standard", thresholds["standard"], 0.3, second, waiting=0)
-        rows = state_of(BATCH_CLASS, thresholds[BATCH_CLASS], 3.0, second, waiting=12)
+        rows = state_of(BATCH_CLASS, thresholds[BATCH_CLASS], 3.0, second, 12, prompt_tokens)
         thresholds = dict(controller.handle_report(report(second + 1, clock.now_s, callers, rows)).thresholds)
         clock.now_s += 1
     status = controller.status()
@@ -55,6 +57,13 @@ def test_batches_that_would_be_late_get_their_floor_and_replicas_and_callers_kee
     assert replicas > 1
     assert [each.threshold for each in classes] == [0.95, 0.5]
     assert "late" in classes[1].reason
+
+
+def test_reading_the_prompts_of_rows_takes_time_until_their_deadline() -> None:
+    backlog = Backlog(tokens=2000, seconds=60.0)
+    assert run("capacity", backlog)[0] == 1
+    replicas, classes = run("capacity", backlog, prompt_tokens=20_000)
+    assert replicas > 1 and "late" in classes[1].reason
 
 
 def test_the_policy_fixed_lowers_nothing_for_batches() -> None:

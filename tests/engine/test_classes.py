@@ -210,6 +210,20 @@ def test_latencies_are_those_of_the_clock_and_forgotten_after_a_while(bundled: C
     assert engine.state().tpot_p95_s is None
 
 
+def test_latencies_of_batches_do_not_count_beside_callers(bundled: Checkpoint, prompts: Prompts) -> None:
+    for classes, expected in ((CLASSES, None), ((ServiceClass(name="batch"),), 0.0)):
+        engine = engine_of(bundled, {"clock": lambda: 100.0}, classes=classes)
+        run(engine, [asked("batch", prompts[0][:16], max_tokens=3, ignore_eos=True)])
+        assert (engine.state().ttft_p95_s, engine.state().tpot_p95_s) == (expected, expected)
+
+
+def test_prompt_tokens_from_the_cache_are_counted_apart(make_engine: MakeEngine, prompts: Prompts) -> None:
+    engine = make_engine(classes=CLASSES)
+    for expected in (0, len(prompts[0]) - 1):
+        run(engine, [asked("gold", prompts[0], max_tokens=3)])
+        assert figures(engine)["gold"].cached_tokens == expected
+
+
 def test_a_request_that_could_never_fit_the_queue_of_its_class_is_told_so_and_not_to_try_again(
     make_engine: MakeEngine,
 ) -> None:

@@ -290,6 +290,34 @@ def test_an_owner_with_many_batches_stops_neither_another_owner_nor_the_end_of_i
     )
 
 
+def test_a_model_without_an_engine_holds_up_no_rows_of_another(tmp_path: Path) -> None:
+    place = Place(tmp_path / "batches")
+    place.begin(20, "1h", model="small")
+    id = place.begin(20, "2h")
+
+    class Scaled(Routes):
+        async def call(self, batch: StoredBatch, body: dict[str, Any], id: str) -> RouteAnswer:
+            if "model" in body:
+                await asyncio.Event().wait()
+            return await super().call(batch, body, id)
+
+    run_until(BatchRunner(place.tools(Scaled(at_once))), lambda: place.batches.get(OWNER, id).status == "completed")
+
+
+def test_batches_that_pause_for_their_own_limits_keep_no_place_of_others(tmp_path: Path) -> None:
+    place = Place(tmp_path / "batches")
+    poor = {place.begin(1, "1h") for _ in range(runner.BATCHES_OF_OWNER)}
+    rich = place.begin(1, "2h")
+
+    class Limits(Routes):
+        async def call(self, batch: StoredBatch, body: dict[str, Any], id: str) -> RouteAnswer:
+            if batch.id in poor:
+                return RouteAnswer(429, {"error": {"code": "insufficient_quota"}}, "id", 3600.0)
+            return await super().call(batch, body, id)
+
+    run_until(BatchRunner(place.tools(Limits(at_once))), lambda: place.batches.get(OWNER, rich).status == "completed")
+
+
 def test_batches_begin_in_turn_for_each_owner_and_by_deadline_for_one(tmp_path: Path) -> None:
     place = Place(tmp_path / "batches")
     late, soon, soonest = (place.begin(1, window) for window in ("3h", "2h", "1h"))
@@ -407,7 +435,7 @@ def test_rows_ahead_are_limited_by_their_bytes_and_only_rows_with_a_turn_are_par
     class Counted(RowCalls):
         async def answer(self, batch: StoredBatch, row: BatchRow) -> RowResult:
             nonlocal most
-            assert all(isinstance(value, bytes | str) for value in row)
+            assert all(isinstance(value, bytes | str | None) for value in row)
             held.append(len(row.line))
             most = max(most, sum(held))
             try:

@@ -46,7 +46,11 @@ def engine_of(client: RecordingClient, counts: EngineCounts | None = None) -> Se
 def step(*, running: int = 0, waiting: int = 0, ended: tuple[tuple[int, float], ...] = (), **iteration: Any) -> Any:
     """Figures of a step as vLLM gives them; `ended` are tokens and seconds per token of requests."""
     scheduler = SimpleNamespace(
-        num_running_reqs=running, num_waiting_reqs=waiting, num_skipped_waiting_reqs=1, kv_cache_usage=0.5
+        num_running_reqs=running,
+        num_waiting_reqs=waiting,
+        num_skipped_waiting_reqs=1,
+        kv_cache_usage=0.5,
+        prefix_cache_stats=SimpleNamespace(hits=8),
     )
     none = {
         "num_generation_tokens": 0,
@@ -67,6 +71,7 @@ def test_the_state_has_the_load_that_vllm_counts() -> None:
     [standard] = state.classes
     assert (standard.running, standard.waiting, standard.ended, standard.arrived) == (3, 5, 3, 11)
     assert (standard.tokens, standard.prompt_tokens, state.tokens_running, state.kv_tokens) == (51, 30, 19, 80)
+    assert standard.cached_tokens == 16
     assert state.preemptions == 1 and not engine.idle
 
 

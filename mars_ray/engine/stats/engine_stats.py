@@ -11,6 +11,7 @@ from mars_ray.engine.request import Request
 from mars_ray.engine.scheduling.scheduler import ScheduledSequence
 from mars_ray.engine.scheduling.sequence import Sequence
 from mars_ray.engine.scheduling.waiting_queue import WaitingQueue
+from mars_ray.engine.service_class import BATCH_CLASS
 from mars_ray.engine.stats.state import ClassState, ModelledSteps
 from mars_ray.engine.stats.step_time import StepTime, StepTimeFit, StepWork
 from mars_ray.machines.step_model import StepModel
@@ -43,6 +44,7 @@ class _Counts:
     prompt_tokens: int = 0
     ended: int = 0
     tokens: int = 0
+    cached_tokens: int = 0
 
 
 class StepClock:
@@ -121,6 +123,8 @@ class EngineStats:
         self._step_clock = StepClock(clock, step_model, sleep)
         self.step_time = StepTimeFit()
         self._counts = {name: _Counts() for name in classes}
+        self._timed = self._counts.keys() - {BATCH_CLASS} or self._counts.keys()
+        """Classes whose latencies count. Rows of batches wait for callers, to whom alone latencies are promised."""
         self._ttft_s = LatencyWindow()
         self._tpot_s = LatencyWindow()
         self.steps = 0
@@ -144,7 +148,7 @@ class EngineStats:
             counts.ended += 1
             counts.tokens += sequence.num_output_tokens
             tokens_here = sequence.num_output_tokens - sequence.num_partial_tokens
-            if sequence.first_token_s is not None and tokens_here > 1:
+            if sequence.first_token_s is not None and tokens_here > 1 and sequence.service_class in self._timed:
                 now_s = self._clock()
                 self._tpot_s.add(now_s, (now_s - sequence.first_token_s) / (tokens_here - 1))
 
@@ -157,7 +161,10 @@ class EngineStats:
         self.progress += tokens
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s = self._clock()
-            self._ttft_s.add(now_s, now_s - sequence.added_s)
+            if sequence.index == 0:  # the n sequences of a request share one prompt
+                self._counts[sequence.service_class].cached_tokens += sequence.num_cached_tokens
+            if sequence.service_class in self._timed:
+                self._ttft_s.add(now_s, now_s - sequence.added_s)
 
     def step_began(self) -> None:
         """Record the start of a step."""
@@ -197,6 +204,7 @@ class EngineStats:
                 prompt_tokens=counts.prompt_tokens,
                 ended=counts.ended,
                 tokens=counts.tokens,
+                cached_tokens=counts.cached_tokens,
             )
             for name, counts in self._counts.items()
         )

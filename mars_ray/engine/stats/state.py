@@ -32,6 +32,8 @@ class ClassState:
     """Sequences that ran and ended."""
     tokens: int
     """Tokens of the sequences that ended."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found in the cache, of sequences that have begun to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,8 @@ class BatchRow(NamedTuple):
     key: bytes
     """Key of 16 bytes in the ledger."""
     custom_id: str
+    model: str | None
+    """The name of a model or adapter in the body."""
     line: bytes
     """The whole line. It is parsed only when the row runs, because a parsed body takes several times as many bytes."""
 
@@ -71,7 +73,7 @@ def check_input(file: IO[bytes], url: str, *, max_rows: int, max_body_bytes: int
                 checked = _error("duplicate_custom_id", f"custom_id {shown!r} is used twice.", number, "custom_id")
             else:
                 seen.add(checked.key)
-                model = model or _model(checked)
+                model = model or checked.model
         if isinstance(checked, BatchError):
             errors.append(checked)
             if len(errors) == ERRORS_MAX:
@@ -127,12 +129,9 @@ def _check_line(line: bytes | None, url: str, number: int) -> BatchRow | BatchEr
         return _error("mismatched_url", f"url must be {url!r}, the endpoint of the batch.", number, "url")
     if not isinstance(fields["body"], dict):
         return _error("invalid_body", "body must be a JSON object.", number, "body")
-    return BatchRow(hashlib.blake2b(custom_id.encode(), digest_size=16).digest(), custom_id, line)
-
-
-def _model(row: BatchRow) -> str | None:
-    name = row.body().get("model")
-    return name[:MODEL_CHARS] if isinstance(name, str) else None
+    name = fields["body"].get("model")
+    model = name[:MODEL_CHARS] if isinstance(name, str) else None
+    return BatchRow(hashlib.blake2b(custom_id.encode(), digest_size=16).digest(), custom_id, model, line)
 
 
 def _error(code: str, message: str, line: int | None, param: str | None = None) -> BatchError:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from mars_ray.platform.batches.input_file import BatchRow
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 512
-"""Maximum number of rows of all batches at the same time."""
+"""Maximum number of rows for one model at the same time."""
 PAUSE_S = 1.0
 """Seconds before a row that found no room is sent again."""
 REFUSED_S = 10.0
@@ -102,11 +103,13 @@ class BatchPause:
 
 
 class RowCalls:
-    """Sends rows to the endpoint, as many at a time as it takes. A batch that its own limits refuse pauses alone."""
+    """Sends rows to the endpoint, as many at a time as their model takes. A batch that its own limits refuse pauses
+    alone."""
 
     def __init__(self, caller: RouteCaller, in_flight: int = IN_FLIGHT) -> None:
         self._caller = caller
-        self._limit = AdaptiveLimit(in_flight)
+        self._limits = defaultdict[str, AdaptiveLimit](lambda: AdaptiveLimit(in_flight))
+        """Limits by model. One that has no engine must not hold up the others."""
         self.in_flight = in_flight
         self._answered = 0
         self._tokens = 0
@@ -121,10 +124,11 @@ class RowCalls:
     async def answer(self, batch: StoredBatch, row: BatchRow) -> RowResult:
         """Return the result of a row, however long it waits for room."""
         failures = 0
+        limit = self._limits[self.model_of(row.model)]
         while True:
             if (pause := self._pauses.get(batch.id)) is not None:
                 await pause.wait()
-            async with self._limit.turn() as turn:
+            async with limit.turn() as turn:
                 if self._is_paused_now(batch):
                     continue
                 body = row.body()
@@ -139,6 +143,7 @@ class RowCalls:
                     return refused_row(batch, row, "internal_error", "the server failed on this row.")
                 del body
                 if answer.status not in RETRIED:
+                    limit.answered()
                     self._took(batch)
                     failures += answer.status >= 500
                     if answer.status < 500 or failures == FAILURES or _code(answer.body) == NOT_REPEATED:
@@ -148,7 +153,7 @@ class RowCalls:
                             self._tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
                         return _result(batch, row, answer)
                 elif _code(answer.body) in NO_ROOM:
-                    self._limit.refused(turn)
+                    limit.refused(turn)
                 else:
                     self._pauses.setdefault(batch.id, BatchPause()).refused(answer.retry_after_s)
                     continue
@@ -175,8 +180,7 @@ class RowCalls:
         return pause is not None and pause.left_s > 0
 
     def _took(self, batch: StoredBatch) -> None:
-        """The endpoint has answered a row of a batch, so it has room, and the batch is within its limits."""
-        self._limit.answered()
+        """The endpoint has answered a row of a batch, which is within its limits."""
         if not self._is_paused_now(batch) and (pause := self._pauses.pop(batch.id, None)) is not None:
             pause.end()
 

@@ -25,6 +25,10 @@ BATCHES = 32
 """Maximum number of batches that run at the same time; the others wait."""
 BATCHES_OF_OWNER = 4
 """Maximum number of batches of one owner that run at the same time."""
+PAUSED_OF_OWNER = 16
+"""Maximum number of batches of one owner, in addition, that pause because of limits of their own."""
+PAUSED = 256
+"""Maximum number of such batches of all owners."""
 ENDING = 16
 """Maximum number of batches, in addition, that run only to end: their deadline has passed, or they were cancelled."""
 RETRY_S = 5.0
@@ -127,10 +131,12 @@ class BatchRunner:
     def _next_batches(self, waiting: list[StoredBatch]) -> list[StoredBatch]:
         """Return the batches to start, each of the owner with the fewest running ones. `waiting` is in order of
         deadlines."""
-        running = Counter(run.batch.owner for id, (run, _) in self._running.items() if id not in self._ending)
-        left = list(waiting)
+        begun = [run.batch for id, (run, _) in self._running.items() if id not in self._ending]
+        paused = Counter(batch.owner for batch in begun if self._tools.calls.is_paused(batch))
+        running = Counter(batch.owner for batch in begun) - paused
+        left = [batch for batch in waiting if paused[batch.owner] < PAUSED_OF_OWNER]
         chosen: list[StoredBatch] = []
-        while left and running.total() < BATCHES:
+        while left and running.total() < BATCHES and paused.total() < PAUSED:
             batch = min(left, key=lambda batch: running[batch.owner])
             if running[batch.owner] >= BATCHES_OF_OWNER:
                 break

@@ -4,6 +4,7 @@ Each actor is started by its first caller, and ends itself once nobody needs it.
 the same node it then finds its folder again; if its node died, what was in the folder is lost.
 """
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from mars_ray.platform.responses.response_store import ResponseStore, remove_sta
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.meter import UsageMeter
-from mars_ray.ray_actor import ActorClient, SharedActor, remote, remove_actor
+from mars_ray.ray_actor import ActorClient, SharedActor, named_actors, remote, remove_actor
 from mars_ray.ray_cluster import temporary_folder
 from mars_ray.storage.private import private_folder
 
@@ -71,7 +72,9 @@ class RayMeter(ActorClient):
     report = remote(UsageMeter.report)
 
     def __init__(self, app: str, storage: str | None) -> None:
-        super().__init__(MeterActor, f"meter:{app}", storage)
+        # An endpoint whose storage changes gets another actor, because a running one keeps its ledger.
+        place = "" if storage is None else f":{hashlib.sha256(storage.encode()).hexdigest()[:12]}"
+        super().__init__(MeterActor, f"meter:{app}{place}", storage)
 
 
 class ResponseStoreActor(SharedActor):
@@ -118,5 +121,5 @@ def clean_up(name: str, delete: Callable[[str], None]) -> None:
     further = application_prefix(name)
     for other in [other for other in serve.status().applications if other.startswith(further)]:
         delete(other)
-    for kind in ("responses", "meter"):
-        remove_actor(f"{kind}:{name}")
+    for actor in (f"responses:{name}", f"meter:{name}", *named_actors(f"meter:{name}:")):
+        remove_actor(actor)

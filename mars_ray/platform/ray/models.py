@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus
 
 from mars_ray.adapter.card import resolve_adapters
-from mars_ray.errors import MarsRayError, ServeError
+from mars_ray.errors import ConfigError, MarsRayError, ServeError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.platform.accounts.account_store import open_audit_log
 from mars_ray.platform.models.manager import ApplicationState, ModelManager, application_prefix
@@ -50,6 +50,7 @@ class Models:
         config = config.model_copy(update={"controller": config.controller or self._application})
         # One thread, because the manager is used by one thread at a time and waits for Serve and for the storage.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="models")
+        _claim(str(config.controller), self._application)
         self._applications = RayApplications(str(config.controller))
         audit = open_audit_log(config.storage)
         self._manager = await self._in_thread(ModelManager, config, _document(config), self._applications, audit)
@@ -175,6 +176,21 @@ class ClusterDocument:
             return False
         kv_put(self._key, json.dumps([(version or (0,))[0] + 1, data.decode()]))
         return True
+
+
+def _claim(controller: str, application: str) -> None:
+    """Keep the models, adapters and usage of other applications apart, which are stored under the controller's name.
+
+    Raises `ConfigError` if another application that runs has this controller.
+    """
+    key = f"platform:{controller}"
+    owner = (kv_get(key) or b"").decode()
+    if owner not in ("", application) and owner in serve.status().applications:
+        raise ConfigError(
+            f"controller is {controller!r}, which belongs to the application {owner!r}. Choose another name: models, "
+            "adapters, batches and usage of an endpoint are stored under it."
+        )
+    kv_put(key, application)
 
 
 def _document(config: PlatformConfig) -> Document:

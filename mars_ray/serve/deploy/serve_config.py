@@ -41,7 +41,8 @@ class ServeConfig(ModelSettings):
     `Retry-After`."""
     controller: str | None = None
     """Name of the controller that sets the thresholds. Deployments with the same controller and the same settings are
-    controlled together. None means the controller of the Serve application."""
+    controlled together. Of endpoints with a platform each needs a controller of its own, under whose name models,
+    adapters, batches and usage are stored. None means the controller of the Serve application."""
     migration_limit: int = Field(2, ge=0)
     """Maximum number of times that a begun stream moves to another replica because its replica died. At 0, the stream
     ends with an error."""

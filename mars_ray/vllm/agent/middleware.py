@@ -6,10 +6,10 @@ Never: touches a request.
 """
 
 import asyncio
-import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from uuid import uuid4
 
 from mars_ray.errors import ConfigError
 from mars_ray.vllm.agent.engine_agent import EngineAgent, log_end
@@ -53,7 +53,9 @@ async def run_agent(client: ServerEngine, settings: VllmSettings) -> None:
     """Report to the controller and follow it until cancelled. Raises vLLM's error when the engine is gone."""
     controller = settings.controller
     assert controller is not None
-    agent = await EngineAgent.create(client, settings, controller, f"vllm-{socket.gethostname()}-{os.getpid()}")
+    # Containers on one host may share the host's name and have equal process ids.
+    replica = f"vllm-{socket.gethostname()}-{uuid4().hex[:8]}"
+    agent = await EngineAgent.create(client, settings, controller, replica)
     reporter = Reporter(controller.name, controller.address, agent.plan)
     try:
         await agent.run(reporter.send)

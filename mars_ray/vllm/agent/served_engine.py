@@ -97,4 +97,5 @@ class ServedEngine:
             prompt_tokens=counts.prompt_tokens,
             ended=counts.ended,
             tokens=counts.ended_tokens,
+            cached_tokens=counts.cached_tokens,
         )
