@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
+from mars_ray.cgroups import CGROUPS, OWN_CGROUPS, cgroups_of
 
 
 def usable_cpus() -> int:
@@ -19,26 +18,11 @@ def usable_cpus() -> int:
 
 
 def quotas(mounted: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> Iterator[float]:
-    """Yield the quotas, in CPUs, of this process's cgroups (version 1 or 2) and their parents."""
-    try:
-        lines = own_cgroups.read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = mounted / controllers if controllers else mounted
-        if controllers and not root.is_dir():
-            root = mounted / "cpu"
-        # A container sees its own cgroup at the root, but `path` is the path on the host.
-        inside = root.joinpath(*Path(path).parts[1:])
-        for folder in (inside, *inside.parents):
-            quota = _quota_2(folder / "cpu.max") if not controllers else _quota_1(folder)
-            if quota is not None:
-                yield quota
-            if folder == root:
-                break
+    """Yield the quotas, in CPUs, of this process's cgroups and their parents."""
+    for version, folder in cgroups_of("cpu", mounted, own_cgroups):
+        quota = _quota_2(folder / "cpu.max") if version == 2 else _quota_1(folder)
+        if quota is not None:
+            yield quota
 
 
 def _quota_2(file: Path) -> float | None:

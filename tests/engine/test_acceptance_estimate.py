@@ -32,6 +32,14 @@ def test_it_follows_texts_that_change() -> None:
     assert estimate.probability((1.0, 0.0)) < 0.3
 
 
+def test_drafts_without_a_feature_make_its_weight_no_less_sure() -> None:
+    estimate = AcceptanceEstimate((2.0, -1.0))
+    for _ in range(100_000):
+        estimate.observe((1.0, 0.0), True)
+    estimate.observe((1.0, 1.0), False)
+    assert abs(estimate.weights[1] + 1.0) < 0.1
+
+
 @given(FEATURES)
 def test_estimates_are_probabilities_whatever_is_observed(observed: list[tuple[float, bool]]) -> None:
     estimate = AcceptanceEstimate((0.0, 0.0))

@@ -17,6 +17,7 @@ from mars_ray.engine.stats.acceptance_watch import (
     FIRST_REST_TOKENS,
     LONGEST_REST_TOKENS,
     TRIAL,
+    TRIAL_TOKENS,
     WINDOW,
     AcceptanceWatch,
 )
@@ -132,6 +133,14 @@ def test_a_trial_that_fails_doubles_the_rest_up_to_a_limit() -> None:
         observe(watched, BAD, TRIAL)
         assert watched.off and latest(watched).alarm == 1
     assert rests == [min(FIRST_REST_TOKENS << number, LONGEST_REST_TOKENS) for number in range(12)]
+
+
+def test_a_trial_in_which_nothing_is_verified_ends() -> None:
+    watched = collapsed()
+    rest_of(watched)
+    watched.generated(TRIAL_TOKENS)
+    assert watched.off and latest(watched).alarm == 1
+    assert rest_of(watched) == 2 * FIRST_REST_TOKENS
 
 
 def test_a_trial_that_succeeds_ends_the_alarm_and_later_collapses_rest_as_the_first_one() -> None:

@@ -163,3 +163,12 @@ def test_a_stop_string_before_half_a_character_ends_the_text_even_if_no_token_fo
     stream = IncrementalDetokenizer(tokenizer_with_half_characters(), (stop,))
     text = stream.push(0) + stream.push(3) + stream.finish()
     assert stop not in text
+
+
+def test_bytes_that_change_earlier_characters_end_no_answer() -> None:
+    vocabulary = {"a": 0, "<0xE2>": 1, "<0x82>": 2, "<0xAC>": 3, "<0xF0>": 4}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    stream = IncrementalDetokenizer(TokenizersBackend(tokenizer_object=tokenizer), ("b",))
+    pieces = [stream.push(token) for token in (0, 1, 2, 3, 4, 0)]
+    assert "".join([*pieces, stream.finish()]) == "a€a"

@@ -341,3 +341,18 @@ def test_a_network_the_kernels_do_not_know_is_not_quantised() -> None:
 def test_sizes_the_kernels_do_not_know_are_refused_by_name(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(KernelError, match=reason):
         Stand(network_of(config))
+
+
+def test_rotations_grow_with_sequences_but_never_to_where_longrope_has_other_frequencies() -> None:
+    size = SIZES["hidden_size"] // SIZES["num_attention_heads"] // 2
+    factors = {"short_factor": [1.0] * size, "long_factor": [4.0] * size}
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 1500, **factors}
+    lengths = {"max_position_embeddings": 6000, "original_max_position_embeddings": 1500}
+    network = AutoModelForCausalLM.from_config(
+        Phi3Config(**SIZES | lengths, pad_token_id=None, rope_parameters=longrope)
+    )
+    decoder = FusedDecoder(network, mask_id=MASK_ID, quantize=None, consume=False)
+    before = decoder._rotations[0].clone()
+    decoder._rotate_up_to(1200)
+    assert decoder._rotations[0].shape[1] == 1500
+    assert torch.equal(decoder._rotations[0][:, : before.shape[1]], before)

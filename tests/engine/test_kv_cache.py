@@ -1,5 +1,9 @@
 """The tensors of the cache do what the plain lists of a shadow cache do."""
 
+from itertools import count
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +69,24 @@ def test_copies_and_sizes_move_what_was_written(data: st.DataObject) -> None:
     cache.apply(batch)
     shadow.apply(batch)
     assert agrees(cache, shadow)
+
+
+def test_a_cache_for_which_memory_was_short_can_be_resized_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = empty_cache()
+    cache.resize(2, 3)
+    zeros, made = torch.zeros, count()
+
+    def short(*arguments: Any, **named: Any) -> torch.Tensor:
+        if next(made) == 3:
+            raise MemoryError
+        return zeros(*arguments, **named)
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(torch, "zeros", short)
+        cache.resize(4, 4)
+    for slots, width in ((0, 0), (2, 3)):
+        cache.resize(slots, width)
+        assert [keys.shape[::2] for keys, _ in cache.layers] == [(slots, width)] * 2
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=5))

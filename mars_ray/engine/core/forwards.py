@@ -3,6 +3,7 @@
 The compiled CPU kernels run the network if they support it, otherwise torch does.
 """
 
+import math
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -48,6 +49,8 @@ class Forwards:
         inputs, picks = self.packer.pack(batch, audit=audit)
         output = self.runner.run(inputs)
         self.adapters.correct_masks(batch, picks, output)
+        # Products of a broken adapter may overflow. A guess that is no number is no guess.
+        output.confidences[:] = [sure if math.isfinite(sure) else 0.0 for sure in output.confidences]
         return picks, output, inputs.kv_tokens
 
 

@@ -5,7 +5,6 @@ A request that exceeds a limit is an error. Prompts are never shortened.
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 from transformers import PretrainedConfig
 
@@ -13,6 +12,8 @@ from mars_ray.engine.kv.cache import bytes_per_token, kv_shape
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
 from mars_ray.errors import ConfigError, ModelError, PromptTooLongError, RequestError
+from mars_ray.model.rotary_length import constant_rotary_length
+from mars_ray.usable_memory import usable_memory_bytes
 
 MEMORY_SHARE = 0.5
 """Maximum share of the memory that is free once the model is loaded, for the KV cache to take."""
@@ -103,7 +104,7 @@ def resolve_limits(
     if max_kv_tokens is None:
         fitting = int(MEMORY_SHARE * free_memory_bytes(device)) // bytes_per_token(config, dtype)
         max_kv_tokens = max(1, min(fitting, max_num_seqs * text.max_position_embeddings))
-    max_model_len = min(_constant_rotary_length(text), max_kv_tokens)
+    max_model_len = min(constant_rotary_length(text), max_kv_tokens)
     if max_model_len < 2:
         raise ConfigError(
             f"max_kv_tokens is {max_kv_tokens}; a prompt of one token and its answer need 2. Free memory or raise "
@@ -119,24 +120,8 @@ def resolve_limits(
     )
 
 
-def _constant_rotary_length(text: PretrainedConfig) -> int:
-    """Return the maximum length of a sequence whose rotary embedding is that of shorter sequences.
-
-    LongRoPE has other frequencies beyond its original length. They would not fit the keys that are already in the
-    cache, nor the other sequences of a step.
-    """
-    length: int = text.max_position_embeddings
-    rotary = getattr(text, "rope_parameters", None) or {}
-    by_layer_type = [part for part in rotary.values() if isinstance(part, dict)]
-    for part in (rotary, *by_layer_type):
-        if part.get("rope_type") == "longrope":
-            length = min(length, part["original_max_position_embeddings"])
-    return length
-
-
 def free_memory_bytes(device: torch.device) -> int:
-    """Return the free memory of `device` in bytes."""
+    """Return the free memory of `device` in bytes, within the limits of this process's container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    available: int = psutil.virtual_memory().available
-    return available
+    return usable_memory_bytes()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 KEEP = 1 - 1 / 4096
-"""Factor by which a verified draft decays the curvature of all earlier drafts."""
+"""Factor by which a verified draft decays the curvature of earlier drafts, for each of its features."""
 
 CERTAIN = 12.0
 """Bound of the log-odds, because nothing is certain."""
@@ -38,6 +38,8 @@ class AcceptanceEstimate:
         error = right - probability
         curve = probability * (1 - probability)
         for number, feature in enumerate(features):
+            if not feature:  # says nothing about its weight, which must not become less sure
+                continue
             self._curvature[number] = KEEP * self._curvature[number] + curve * feature * feature
             self.weights[number] += error * feature / self._curvature[number]
         self.observed = KEEP * self.observed + 1

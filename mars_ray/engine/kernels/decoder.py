@@ -26,6 +26,7 @@ from mars_ray.engine.kernels.kept_weights import LayerPacker
 from mars_ray.engine.kernels.packed import GROUP, Format, Matrix, PackedLinear, unpack
 from mars_ray.engine.kv.attention import Layers
 from mars_ray.engine.kv.forward_batch import ForwardBatch
+from mars_ray.model.rotary_length import constant_rotary_length
 
 PER_POSITION = tuple(field.name for field in fields(ForwardBatch) if field.name.endswith("_N"))
 """Fields that describe the packed positions."""
@@ -123,7 +124,10 @@ class FusedDecoder:
         # An adapter only proposes tokens, so it may have 8 bits. Beside float32 weights it stays as trained.
         self._adapter_kind = plain if odd or self._kind is Format.FLOAT32 else Format.INT8
         self._network = network
-        self._rotations = self._architecture.rotations(self._body, torch.arange(FIRST_ROTATIONS))
+        self._rotations_max = constant_rotary_length(network.config.get_text_config())
+        """Positions beyond which some networks rotate all positions otherwise. Sequences end before."""
+        positions = torch.arange(min(FIRST_ROTATIONS, self._rotations_max))
+        self._rotations = self._architecture.rotations(self._body, positions)
         """Cosines and sines of the first positions, which grow with the longest sequence."""
         self._layers: Layers | None = None
         """The cache whose addresses `_keys` and `_values` hold. A cache with new tensors is a new list."""
@@ -191,8 +195,8 @@ class FusedDecoder:
 
     def _rotate_up_to(self, position: int) -> None:
         if position >= self._rotations[0].shape[1]:
-            positions = torch.arange(max(FIRST_ROTATIONS, 2 * position))
-            self._rotations = self._architecture.rotations(self._body, positions)
+            length = max(position + 1, min(2 * position, self._rotations_max))
+            self._rotations = self._architecture.rotations(self._body, torch.arange(length))
 
     def _point_into(self, layers: Layers) -> None:
         if layers is not self._layers:

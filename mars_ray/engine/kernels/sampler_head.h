@@ -89,6 +89,7 @@ void correct_row(const SamplerHead<T>& head, const MaskRows<T>& rows, int64_t ro
     float* logits = rows.logits + (rows.first[row] + mask) * rows.stride;
     float& confidence = rows.confidences[rows.result[row] + mask];
     const int64_t count = likeliest(logits, head.vocabulary, kept);
+    if (!count) break;  // all logits are NaN, so this mask and those behind it predict nothing
     normalized(state.data(), rows.states + (rows.first[row] + mask) * head.hidden, head.hidden);
     normalized(word.data(), head.embedding + before * head.hidden, head.hidden);
     for (int64_t w = 0; w < head.width; w++) {

@@ -60,7 +60,7 @@ class SlotKVCache:
             # Filler positions read the cache, so it begins with numbers.
             shape = (slots, heads, width, size)
             keys, values = (torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2))
-            if old:
+            if layer < len(old):  # an earlier resize for which memory was short leaves fewer layers
                 rows_kept = min(slots, old[layer][0].shape[0])
                 width_kept = min(width, old[layer][0].shape[2])
                 for new, source in zip((keys, values), old[layer], strict=True):

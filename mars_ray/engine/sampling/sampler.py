@@ -13,6 +13,7 @@ uniform number, among the allowed tokens only. The set of allowed tokens is ther
 would leave the grammar.
 """
 
+import math
 import struct
 from collections import abc
 from dataclasses import dataclass
@@ -103,7 +104,9 @@ def sample(logits_WV: Tensor, best_W: abc.Sequence[int], positions: abc.Sequence
     certainty = [0.0] * len(positions)
     for metric in {position.metric for position in positions}:
         rows = [row for row, position in enumerate(positions) if position.metric is metric]
-        for row, value in zip(rows, confidence(logits_WV[rows], metric).tolist(), strict=True):
+        unsure = math.inf if metric is Metric.ENTROPY else 0.0  # for logits that are no numbers
+        sure_W = confidence(logits_WV[rows], metric).nan_to_num(nan=unsure)
+        for row, value in zip(rows, sure_W.tolist(), strict=True):
             certainty[row] = value
     return [Proposal(token, sure, token == best) for token, sure, best in zip(tokens, certainty, best_W, strict=True)]
 

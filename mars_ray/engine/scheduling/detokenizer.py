@@ -11,7 +11,8 @@ from mars_ray.engine.begun_marker import begun_marker
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence. The joined results of `push` and `finish` equal the text that the tokenizer decodes.
+    """The text of one sequence. The joined results of `push` and `finish` equal the text that the tokenizer decodes,
+    unless bytes that are no UTF-8 change characters before them, which stay as they were.
 
     The text ends before a stop string, whether it lies in one token or across several tokens or steps.
     """
@@ -24,8 +25,11 @@ class IncrementalDetokenizer:
         self._stop = stop
         self._decoder = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
+        """Tokens that the decoder has taken."""
+        self._text_before = 0
+        """Number of characters that earlier decoders have returned."""
         self._settled = 0
-        """Number of characters that the decoder has returned."""
+        """Number of characters that all decoders have returned."""
         self._held = ""
         """Last characters from the decoder, which may become part of a stop string."""
         self._may_stop = True
@@ -43,9 +47,16 @@ class IncrementalDetokenizer:
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
         """Add a token and return the text that it settles. Without `may_stop`, stop strings are ignored."""
-        self._tokens.append(token)
         self._may_stop = may_stop
-        return self._settle(self._decoder.step(self._tokenizer.backend_tokenizer, token) or "", may_stop)
+        try:
+            text = self._decoder.step(self._tokenizer.backend_tokenizer, token)
+        except Exception:  # bytes that are no UTF-8 have changed characters before them, which are out already
+            self._decoder = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+            self._tokens = []
+            self._text_before = self._settled
+            text = self._decoder.step(self._tokenizer.backend_tokenizer, token)
+        self._tokens.append(token)
+        return self._settle(text or "", may_stop)
 
     def finish(self) -> str:
         """Return the text held back so far. No token may be pushed afterwards."""
@@ -53,7 +64,7 @@ class IncrementalDetokenizer:
             return ""
         # Decode all tokens again, so that incomplete bytes at the end become the replacement character.
         decoded: str = self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip_special_tokens)
-        text = self._settle(decoded[self._settled :], may_stop=self._may_stop)
+        text = self._settle(decoded[self._settled - self._text_before :], may_stop=self._may_stop)
         text += self._held
         self._held = ""
         return text

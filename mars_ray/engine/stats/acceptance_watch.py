@@ -43,6 +43,9 @@ FIRST_REST_TOKENS = 2048
 
 LONGEST_REST_TOKENS = 2**20
 
+TRIAL_TOKENS = 8192
+"""Tokens of a trial without enough predictions, after which masks rest again. Draws below threshold 1 verify none."""
+
 
 class AcceptanceWatch:
     """Acceptance of one source of drafts, which is named `source` in reports."""
@@ -64,6 +67,8 @@ class AcceptanceWatch:
         self._rest_tokens = FIRST_REST_TOKENS
         self._rest_left = 0
         """Number of tokens until the next trial."""
+        self._tried = 0
+        """Number of tokens since a trial began."""
 
     @property
     def off(self) -> bool:
@@ -80,9 +85,14 @@ class AcceptanceWatch:
         return self._alarm or (self._measured() if self._predictions else None)
 
     def generated(self, tokens: int) -> None:
-        """Count tokens of sequences that would use these masks. After enough of them a trial begins."""
+        """Count tokens of sequences of this source. After enough of them a trial begins, or ends without an outcome."""
         if self.off:
             self._rest_left = max(0, self._rest_left - tokens)
+            self._tried = 0
+        elif self.on_trial:
+            self._tried += tokens
+            if self._tried >= TRIAL_TOKENS:
+                self._rest()
 
     def observe(self, probability: float, right: bool) -> bool:
         """Record a verified prediction. Return whether it switched masks off, or on for good."""
@@ -116,6 +126,9 @@ class AcceptanceWatch:
                 self._rest_tokens,
             )
         self._alarm = alarm
+        self._rest()
+
+    def _rest(self) -> None:
         self._rest_left = self._rest_tokens
         self._rest_tokens = min(2 * self._rest_tokens, LONGEST_REST_TOKENS)
         self._predictions.clear()

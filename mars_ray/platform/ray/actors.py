@@ -73,8 +73,8 @@ class RayMeter(ActorClient):
 
     def __init__(self, app: str, storage: str | None) -> None:
         # An endpoint whose storage changes gets another actor, because a running one keeps its ledger.
-        place = "" if storage is None else f":{hashlib.sha256(storage.encode()).hexdigest()[:12]}"
-        super().__init__(MeterActor, f"meter:{app}{place}", storage)
+        suffix = "" if storage is None else f":{hashlib.sha256(storage.encode()).hexdigest()[:12]}"
+        super().__init__(MeterActor, f"meter:{app}{suffix}", storage)
 
 
 class ResponseStoreActor(SharedActor):
