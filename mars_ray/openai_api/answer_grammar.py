@@ -105,7 +105,8 @@ class _Grammar:
             inside = f"{'' if plan.budget == 0 else 'think '}{self._symbols(plan.form.end)}"
         elif plan.budget is not None:
             raise RequestError(
-                f"thinking_token_budget needs a model with {plan.form.end} as one token; leave it out for this model."
+                f"thinking_token_budget needs a model with {plan.form.end} as one token; leave it out for this model.",
+                param="thinking_token_budget",
             )
         else:
             self._rules.append(f"think[lazy]: /{_ANYTHING}{_escaped(plan.form.end)}/")

@@ -93,5 +93,7 @@ def plan_answer(
                 schema = json_schema.enforced
         grammar = GrammarSpec(kind="lark", text=answer_grammar(model, offered, reasoning, schema))
     except RequestError as error:
-        raise RequestError(str(error), param=offered.param if offered else "response_format") from error
+        raise RequestError(
+            str(error), param=error.param or (offered.param if offered else "response_format")
+        ) from error
     return AnswerPlan(model=model, offered=offered, reasoning=reasoning, grammar=grammar)

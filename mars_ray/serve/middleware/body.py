@@ -2,7 +2,10 @@
 
 In:    the headers and `receive` of a request, a size limit and a time limit.
 Out:   the body; an `ApiError` if it is too large (413) or too slow (408); None if the client disconnected.
-Never: holds more than the limit plus one message from the server, or reads a body whose content-length is too large.
+Never: keeps more than the limit plus one message from the server, or reads a body whose content-length is too large.
+
+Ray Serve's proxy reads ahead of an app that is slower than the client, and queues what it has read: at most one whole
+body.
 """
 
 import asyncio
