@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self
 
@@ -111,7 +111,8 @@ def run_program(name: str, main: Callable[[], None], *, stopped: str = "Stopped.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if line:
-        print(f"{name}: {line}", file=sys.stderr)
+        with suppress(BrokenPipeError):
+            print(f"{name}: {line}", file=sys.stderr)
     if code == InterruptedRunError.exit_code:
         code = BY_SIGNAL + signal.SIGTERM if terminations.came else code
         sys.stdout.flush()

@@ -16,12 +16,23 @@ SPEED_WINDOW = 64
 """Number of recent updates over which the speed is averaged to estimate the time left."""
 
 
+class _ErrorConsole(Console):
+    """Standard error. When its reader is gone, nothing is shown any more, and the work goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        """Show nothing any more. By default, rich would end the thread and discard standard output."""
+        self.quiet = True
+
+
 class Display(ABC):
     """A progress display. Use it as a context manager, and call `refresh` after changes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._console = Console(stderr=True)
+        self._console = _ErrorConsole()
         self._live = Live(console=self._console, get_renderable=self.picture)
         self._started_s = self._printed_s = clock()
 

@@ -69,7 +69,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable_progress_bar()
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    free = ("output", "max_dropped")
+    free = ("output", "max_dropped", "threads")
     agree(args.output / "adapt.json", {name: value for name, value in settings.items() if name not in free})
     own = args.output / "own"
     heldout = own_conversations(args.model, args.heldout, args.heldout_prompts, own / "heldout", args.max_dropped)

@@ -86,7 +86,7 @@ def set_threshold(
         body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
         send_request("PUT", url, api_key, "/control/threshold", json=body)
     else:
-        _ask_cluster(controller, lambda client: client.set_threshold(threshold, service_class, seconds))
+        _ask_cluster(controller, url, lambda client: client.set_threshold(threshold, service_class, seconds))
     until = f"for {duration}" if duration else "until it is cleared"
     print_line(f"threshold {threshold:g} for {service_class or 'all classes'}, {until}.")
 
@@ -100,21 +100,23 @@ def clear_threshold(
         params = {} if service_class is None else {"service_class": service_class}
         send_request("DELETE", url, api_key, "/control/threshold", params=params)
     else:
-        _ask_cluster(controller, lambda client: client.clear_threshold(service_class))
+        _ask_cluster(controller, url, lambda client: client.clear_threshold(service_class))
     print_line(f"the policy decides for {service_class or 'all classes'}.")
 
 
 def _statuses(url: str, api_key: str | None, controller: str | None) -> list[dict[str, Any]]:
     if controller is None:
         return [send_request("GET", url, api_key, "/control")]
-    return [asdict(status) for status in _ask_cluster(controller, lambda client: client.status())]
+    return [asdict(status) for status in _ask_cluster(controller, url, lambda client: client.status())]
 
 
-def _ask_cluster(name: str, ask: "Callable[[FoundController], Coroutine[Any, Any, T]]") -> list[T]:
-    """Return the answers of the controllers called `name` on the cluster at RAY_ADDRESS."""
+def _ask_cluster(name: str, url: str, ask: "Callable[[FoundController], Coroutine[Any, Any, T]]") -> list[T]:
+    """Return the answers of the controllers called `name` on the cluster at RAY_ADDRESS; `url` must be the default."""
     from mars_ray.control.core.ray_controller import find_controllers
     from mars_ray.ray_cluster import connect, is_shared
 
+    if url != URL:
+        raise ConfigError("--url has no effect with --controller, which names the cluster at RAY_ADDRESS. Give one.")
     if not is_shared():
         raise ConfigError("--controller needs the address of a Ray cluster in RAY_ADDRESS, such as auto.")
     connect()

@@ -14,8 +14,9 @@ from mars_ray.errors import ConfigError
 
 def demo(
     output: Annotated[
-        Path, typer.Option(help="Folder for the rows of the job. An existing folder is replaced.")
-    ] = Path("out/demo"),
+        Path | None,
+        typer.Option(help="Folder for the rows of the job; those of an earlier demo are replaced. Default: out/demo."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help=f"Run only races, with this model: {MODEL_HELP}")] = None,
     adapter: AdapterOption = None,
     quantize: QuantizeOption = None,
@@ -33,6 +34,8 @@ def demo(
     results: dict[str, Any] = {}
     prompts: list[RacePrompt] = list(PROMPTS)
     threshold = None
+    if model is not None and output is not None:
+        raise ConfigError("--output has no effect with --model, because races keep no rows. Leave one of them out.")
     if model is None:
         if adapter is not None or quantize is not None:
             name = "adapter" if adapter is not None else "quantize"
@@ -42,6 +45,7 @@ def demo(
             )
         from mars_ray.demo import ray_job
 
+        output = output or Path("out/demo")
         report, settings = ray_job.compare_settings(output)
         ray_job.show_comparison(report, settings, console)
         console.print(f"All rows: {output / 'answers'}\n", highlight=False)

@@ -28,7 +28,7 @@ from mars_ray.cli.shared import (
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.errors import ConfigError, DataError
+from mars_ray.errors import ConfigError, DataError, InterruptedRunError
 
 if TYPE_CHECKING:
     from mars_ray.batch.output.report import JobReport
@@ -128,7 +128,7 @@ def generate(
     """Answer every row of a data set with Ray Data.
 
     Exit codes: 0 complete, 3 complete with errors, 2 wrong input, 1 failed, 130 stopped by Ctrl-C, 143 stopped by
-    SIGTERM. After exit code 1, 130 or 143, running the same command again resumes the job.
+    SIGTERM. After exit code 1, 130 or 143, running the same command again, without --new, resumes the job.
     """
     from mars_ray.batch.run.options import GenerateOptions
     from mars_ray.engine.request import DecodeParams, SamplingParams
@@ -209,7 +209,10 @@ def _dry_run(options: "GenerateOptions") -> None:
     files = tuple(str(file.path) for file in job_input.files)
     with TemporaryDirectory() as temporary:
         output = Path(temporary) / "dry-run"
-        report = generate_files(replace(options, input=files, output=output))
+        try:
+            report = generate_files(replace(options, input=files, output=output))
+        except InterruptedRunError:
+            raise InterruptedRunError("Stopped. Nothing was written.") from None
         for path in sorted([*output.glob("rows/part-*"), *output.glob("errors.jsonl")], reverse=True):
             print(path.read_text(encoding="utf-8"), end="")
     Console(stderr=True).print(
@@ -217,6 +220,8 @@ def _dry_run(options: "GenerateOptions") -> None:
         f"{report.tokens_per_forward:.2f} tokens per forward. Nothing was written.",
         highlight=False,
     )
+    if report.errors:
+        raise typer.Exit(WITH_ERRORS)
 
 
 def _show(report: "JobReport") -> None:
@@ -235,7 +240,7 @@ def _show(report: "JobReport") -> None:
         console.print(report.notice, markup=False)
     console.print(f"rows: {report.output}/rows   report: {report.output}/report.html", markup=False)
     if report.errors:
-        command = shlex.join(["mars-ray", *sys.argv[1:]])
+        command = shlex.join(["mars-ray", *(argument for argument in sys.argv[1:] if argument != "--new")])
         retry = "" if "--retry-errors" in sys.argv else " --retry-errors"
         for reason, count in list(report.errors_by_reason.items())[:REASONS]:
             console.print(f"{count:,} x {'such as ' if count > 1 else ''}{reason}", markup=False)

@@ -1,5 +1,6 @@
 """The commands that put load on an endpoint (`bench serve`) or on a simulated cluster (`simulate` and `plan`)."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures
 @with_options(options=LoadOptions)
 def bench_serve(options: LoadOptions, json_file: JsonFile = None) -> None:
     """Put load on a running OpenAI-compatible endpoint, and measure latency, throughput and goodput."""
-    report = run_load(options)
-    write_json(json_file, report)
+    report = run_load(options, partial(write_json, json_file))
     if report["interrupted"]:
         raise InterruptedRunError("Stopped; the figures cover the requests sent so far.")
 

@@ -25,12 +25,14 @@ from mars_ray.demo.race import RacePrompt, settings_at
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import SamplingParams
+from mars_ray.errors import OutputError
 from mars_ray.evaluation.settings import AR, DecodingSetting
 from mars_ray.evaluation.speed import TimedPrompt, sample_speed
 from mars_ray.measure import Sample, interleaved, speedup
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.location import store_errors
 from mars_ray.storage.whole_file import write_lines
 
 THRESHOLD = 0.95
@@ -81,11 +83,17 @@ def raced_prompts() -> list[RacePrompt]:
 
 
 def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
-    """Answer every bundled prompt at every setting in one job that replaces `output`, and then measure speed."""
+    """Answer every bundled prompt at every setting in one job that replaces `output`, and then measure speed.
+
+    Raises `OutputError` for an output that is no earlier demo or cannot be written.
+    """
     rows = {row["id"]: row for row in bundled_rows()}
-    shutil.rmtree(output, ignore_errors=True)
     questions = output / "questions.jsonl"
-    questions.parent.mkdir(parents=True)
+    with store_errors(output, OutputError, "Cannot write to", "Give another --output."):
+        if output.exists() and not questions.exists() and (output.is_file() or any(output.iterdir())):
+            raise OutputError(f"{output} has files that do not belong to a demo. Give another --output.")
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir(parents=True, exist_ok=True)
     write_lines(questions, (_job_row(row, setting) for setting in SETTINGS for row in rows.values()))
     options = GenerateOptions(  # each row sets its own mode and threshold
         input=(str(questions),),

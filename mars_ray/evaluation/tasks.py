@@ -80,6 +80,13 @@ def open_tasks(names: Sequence[str], options: TaskOptions) -> tuple[Task, ...]:
     task_names = [task for name in names for task in (FAMILIES if name == ALL_FAMILIES else [name])]
     if not task_names:
         raise ConfigError(f"no task given; choose from {', '.join(_task_names())}, or give a JSONL file.")
+    benchmarks = BENCHMARKS.keys() & set(task_names)
+    for name, unused, needed in (
+        ("match", options.match != "exact" and not set(task_names) - FAMILIES.keys() - benchmarks, "a JSONL file"),
+        ("data", options.data is not None and not benchmarks, " or ".join(BENCHMARKS)),
+    ):
+        if unused:
+            raise ConfigError(f"{name} has no effect without {needed} among the tasks. Leave it out.")
     tasks = [_open(name, options) for name in dict.fromkeys(task_names)]
     names_seen = [task.name for task in tasks]
     for name in names_seen:

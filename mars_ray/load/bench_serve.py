@@ -8,7 +8,7 @@ import json
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -158,8 +158,8 @@ class LoadOptions:
         return closed_loop(prompts, self.seed, requests, max_tokens)
 
 
-def bench_serve(options: LoadOptions) -> dict[str, Any]:
-    """Run the load, print a summary, and return the report.
+def bench_serve(options: LoadOptions, keep: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:
+    """Run the load, call `keep` with the report, print a summary, and return the report.
 
     Raises an `InputError` for unusable options, and a `RunError` if the endpoint is unreachable.
     """
@@ -171,8 +171,7 @@ def bench_serve(options: LoadOptions) -> dict[str, Any]:
     summary = summarize(records, slo)
     loop = f"closed loop, {options.clients or 1} clients" if options.trace is None else options.trace
     notice = f", {model.notice}" if model.notice else ""
-    show_summary(f"{model.name} at {url}: {loop}{notice}", summary)
-    return {
+    report = {
         "command": options.command(),
         "machine": machine(),
         "seed": options.seed,
@@ -183,6 +182,9 @@ def bench_serve(options: LoadOptions) -> dict[str, Any]:
         "summary": asdict(summary),
         "samples": samples(records),
     }
+    keep(report)  # first, because the reader of the summary may be gone
+    show_summary(f"{model.name} at {url}: {loop}{notice}", summary)
+    return report
 
 
 async def _measure(

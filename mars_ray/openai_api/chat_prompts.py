@@ -88,4 +88,5 @@ def sampling_with_plan(sampling: SamplingParams, plan: AnswerPlan) -> SamplingPa
     """Return sampling parameters for an answer with this plan. Raises `RequestError` if they have a grammar."""
     if sampling.grammar is not None:
         raise RequestError("there are tools and a schema or another grammar; give only one of the two.")
-    return replace(sampling, grammar=plan.grammar, skip_special_tokens=plan.skip_special_tokens)
+    skip = sampling.skip_special_tokens and plan.skip_special_tokens
+    return replace(sampling, grammar=plan.grammar, skip_special_tokens=skip)

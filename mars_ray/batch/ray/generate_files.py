@@ -114,7 +114,7 @@ def run_job(plan: JobPlan) -> JobReport:
     if status == "stopped":
         raise InterruptedRunError(
             f"Stopped after {report.rows} of {report.total} rows; they are in {options.output}. "
-            "Run the same command to continue."
+            f"Run the same command {'without --new ' if options.new else ''}to continue."
         )
     return report
 

@@ -31,8 +31,11 @@ from mars_ray.serve.ray.app import DRAIN_SECONDS
 POLL_SECONDS = 0.2
 
 EXAMPLE = """\
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"model": "{model}", \\
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{{"model": "{model}", \\
     "messages": [{{"role": "user", "content": "JSON with the keys name, age, city: Oscar, 34, lives in Dallas."}}]}}'"""
+
+
+KEY_HEADER = ' -H "Authorization: Bearer $MARS_RAY_API_KEY"'
 
 
 class StopSignals:
@@ -100,7 +103,9 @@ def run(
                 client.wait_for_proxies_serving(wait_for_applications_running=True)
                 url = _url(schema)
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
-                print(EXAMPLE.format(url=url, model=config.model_name), flush=True)
+                print(
+                    EXAMPLE.format(url=url, model=config.model_name, key=KEY_HEADER if config.keys else ""), flush=True
+                )
                 for line in [*_notices(config), *_thresholds(config)]:
                     _say(line, started_s)
                 signals.wait()
@@ -193,4 +198,4 @@ def _url(schema: ServeDeploySchema) -> str:
     host = schema.http_options.host
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     scheme = "https" if schema.http_options.ssl_certfile else "http"
-    return f"{scheme}://{shown}:{schema.http_options.port}"
+    return f"{scheme}://{shown}:{schema.http_options.port}{(schema.applications[0].route_prefix or '').rstrip('/')}"

@@ -98,7 +98,7 @@ export class Answer {
     const begun = this.tokens.filter((token) => token.forward === this.tokens[0].forward);
     const later = tokens - begun.reduce((sum, token) => sum + token.count, 0);
     show("tokens/s", later > 0 && seconds > 0 ? later / seconds : NaN, 0);
-    show("first token", this.firstAt - this.began, 0, " ms");
+    show("first token", this.firstAt === null ? NaN : this.firstAt - this.began, 0, " ms");
     show("tokens", tokens, 0);
   }
 
@@ -141,8 +141,8 @@ function oneAtATime(token) {
   if (token.audit && !token.same) {
     return `One-at-a-time decoding would have chosen “${visible(token.audit.token)}” (${(100 * Math.exp(token.audit.logprob)).toFixed(1)} %).`;
   }
-  if (token.audit || token.mode !== "threshold" || token.place === 0) return "One-at-a-time decoding chooses the same token.";
-  return "The model did not check this token: the answer ended there, or a schema determined it.";
+  if (token.audit || token.mode !== "threshold") return "One-at-a-time decoding chooses the same token.";
+  return "Whether one-at-a-time decoding chooses the same token is not known here.";
 }
 
 const visible = (text) => text.replaceAll("\n", "⏎");
