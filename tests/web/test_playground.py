@@ -67,7 +67,7 @@ def test_an_answer_arrives_tinted_by_forward_and_says_of_each_token_how_it_came(
         re.compile(  # the model checks a token in the next forward, if there is one
             r"forward \d+, token 2 of \d+, confidence [\d.]+ %\. "
             + (
-                r"The model did not check"
+                r"Whether one-at-a-time decoding chooses the same token is not known"
                 if forwards[ahead] == forwards[-1]
                 else r"One-at-a-time decoding (chooses|would)"
             )

@@ -41,7 +41,7 @@ export class Answer {
   }
 
   get text() {
-    return this.body.textContent;
+    return this.tokens.filter((token) => !token.thought).map((token) => token.span.textContent).join("");
   }
 
   // Add one event of the stream.
@@ -50,25 +50,27 @@ export class Answer {
     const choice = chunk.choices[0];
     if (!choice) return this.count();
     const entries = choice.logprobs?.content ?? [];
-    const text = choice.delta.content ?? "";
-    if (text) this.append(text, entries, mode);
+    const { content, reasoning_content: reasoning } = choice.delta;
+    const text = content || reasoning || "";
+    if (text) this.append(text, entries, mode, !content);
     for (const audit of choice.logprobs?.audits ?? []) this.audit(audit);
     if (choice.finish_reason) this.reason = choice.finish_reason;
     if (text) this.count();
   }
 
-  append(text, entries, mode) {
+  append(text, entries, mode, thought) {
     this.lastAt = performance.now();
     this.firstAt ??= this.lastAt;
-    if (!entries.length && this.tokens.length) {
-      this.tokens.at(-1).span.append(text); // the rest of an unfinished character
+    const last = this.tokens.at(-1);
+    if (!entries.length && last?.thought === thought) {
+      last.span.append(text); // the rest of an unfinished character
       return;
     }
-    const entry = entries[0] ?? { forward: 0, logprob: NaN };
-    const span = make("span", `token c${entry.forward % COLOURS}`, text);
+    const entry = entries[0] ?? { forward: last?.forward ?? 0, logprob: NaN };
+    const span = make("span", `token c${entry.forward % COLOURS}${thought ? " thought" : ""}`, text);
     const place = this.tokens.filter((earlier) => earlier.forward === entry.forward).length;
-    const count = Math.max(1, entries.length);
-    const token = { span, text, count, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
+    const count = Math.max(last ? 0 : 1, entries.length);
+    const token = { span, text, count, thought, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
     span.dataset.forward = entry.forward;
     for (const { index } of entries) this.byIndex.set(index, token);
     this.received = (this.received ?? 0) + count;
