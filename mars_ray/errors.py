@@ -28,6 +28,7 @@ MarsRayError
     ├── SlowReaderError       the reader of a stream stopped taking chunks
     ├── ServeError            the endpoint did not start
     ├── UnavailableError      a request cannot be answered at the moment
+    │   └── AdapterUnavailableError   because its adapter cannot be loaded
     ├── ReplicaLostError      the replica that served a request died
     ├── EngineHungError       an engine hung, and only this request can be the cause
     └── InterruptedRunError   the user stopped the work; it can resume    exit code 130, 143 for SIGTERM
@@ -175,6 +176,10 @@ class ServeError(RunError):
 
 class UnavailableError(RunError):
     """A request cannot be answered now, because no engine is up or another part of the endpoint does not answer."""
+
+
+class AdapterUnavailableError(UnavailableError):
+    """A request cannot be answered now, because its adapter cannot be loaded where it was sent."""
 
 
 class ReplicaLostError(RunError):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mars_ray.errors import AdapterError, ModelError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.digest import vocabulary_digest
-from mars_ray.model.resolve import as_name, is_elsewhere, resolve_model
+from mars_ray.model.resolve import as_name, exists, is_elsewhere, resolve_model
 
 AdapterT = TypeVar("AdapterT")
 CONFIG_FILE = "adapter_config.json"
@@ -84,12 +84,12 @@ def resolve_adapter(name: str | Path | None) -> Path | None:
         raise AdapterError(
             f"the adapter is {shortened(name)}: give its folder, its URL, or organisation/name of a hub."
         )
-    exists = Path(name).expanduser().exists()
+    is_here = exists(Path(name).expanduser())
     shipped = shipped_adapters()
-    if not exists and name not in shipped and not is_elsewhere(name):
+    if not is_here and name not in shipped and not is_elsewhere(name):
         names = ", ".join(map(repr, shipped))
         raise AdapterError(f"unknown adapter {name!r}: give {names}, a folder, its URL, or organisation/name of a hub.")
-    folder = SHIPPED / name if name in shipped and not exists else resolve_model(name)
+    folder = SHIPPED / name if name in shipped and not is_here else resolve_model(name)
     if not is_adapter(folder):
         raise AdapterError(f"{name} is not an adapter: it has no {CONFIG_FILE}. Give a model with --model.")
     return folder.absolute()

@@ -105,12 +105,9 @@ class DemandMeter:
 
 
 def _counts_anew(before: ReplicaReport, report: ReplicaReport) -> bool:
-    """Return whether a count of a class has fallen since the report before.
-
-    Arrivals of an engine of vLLM are no such count, because those of requests that are aborted leave it.
-    """
+    """Return whether a count of a class has fallen since the report before."""
     return any(
-        now.prompt_tokens < old.prompt_tokens or now.ended < old.ended or now.tokens < old.tokens
+        now.arrived < old.arrived or now.ended < old.ended or now.tokens < old.tokens
         for now in report.state.classes
         if (old := _class(before, now.name))
     )
@@ -124,7 +121,7 @@ def _demand(now: ClassState, old: ClassState | None, requests_s: float) -> Class
     # Average the sizes of requests since `old`, or of all requests so far if none came since then.
     arrived = now.arrived
     prompt_tokens = now.prompt_tokens - now.cached_tokens
-    if old is not None and now.arrived != old.arrived:
+    if old is not None and now.arrived > old.arrived:
         arrived -= old.arrived
         prompt_tokens -= old.prompt_tokens - old.cached_tokens
     ended = now.ended

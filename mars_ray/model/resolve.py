@@ -116,7 +116,7 @@ def pin(name: str | AnyPath, folder: Path) -> str:
 
 def is_hub_name(name: str) -> bool:
     """Return whether `name` has the form of a name on a hub, and no folder or file has this name."""
-    return parse_hub_name(name) is not None and not _exists(Path(name))
+    return parse_hub_name(name) is not None and not exists(Path(name))
 
 
 def is_elsewhere(name: str) -> bool:
@@ -126,7 +126,7 @@ def is_elsewhere(name: str) -> bool:
 
 def is_folder_here(name: str) -> bool:
     """Return whether `name` is a folder or file on this machine, which other machines may lack."""
-    return name != BUNDLED and not is_url(name) and _exists(Path(name.removeprefix(FILE_URL)).expanduser())
+    return name != BUNDLED and not is_url(name) and exists(Path(name.removeprefix(FILE_URL)).expanduser())
 
 
 def model_label(name: str, folder: Path) -> str:
@@ -143,7 +143,7 @@ def short_name(name: str) -> str:
     return last.removesuffix(".gguf")
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
     """Return whether there is a file or folder; a path that cannot be looked up has none."""
     try:
         return path.exists()

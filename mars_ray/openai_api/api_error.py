@@ -88,6 +88,7 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     # 408 means that the caller was too slow: here, too slow to read the response instead of to write the request.
     errors.SlowReaderError: _ErrorKind(408, "invalid_request_error", "slow_reader", shown=True),
     errors.UnavailableError: _ErrorKind(503, "server_error", "unavailable", shown=True),
+    errors.AdapterUnavailableError: _ErrorKind(503, "server_error", "adapter_unavailable", shown=True),
     errors.ReplicaLostError: _ErrorKind(503, "server_error", "replica_lost", shown=True),
     errors.EngineHungError: _ErrorKind(500, "server_error", "engine_hung", shown=True),
     errors.StepError: _ErrorKind(500, "server_error", "step_failed", shown=False),

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import broadcast
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mars_ray.adapter import loss as adapter_loss
 from mars_ray.adapter.card import AdapterCard
@@ -73,10 +74,11 @@ def new_accelerator(compute: ComputeSection) -> Accelerator:
 
 
 def _stop_dropout(network: nn.Module) -> None:
-    """Let the network drop nothing in training. Rates are fields of its config, of layers and of dropout modules."""
+    """Let layers drop nothing by themselves where they are trained for their checkpoints. Rates are fields of their
+    own, or of the config."""
     for part in (network.config, *network.modules()):
         for name, value in vars(part).items():
-            if isinstance(value, float) and ("drop" in name or isinstance(part, nn.Dropout)):
+            if isinstance(value, float) and "drop" in name:
                 setattr(part, name, 0.0)
 
 
@@ -248,7 +250,12 @@ class TrainingRun:
         )
 
     def _enter_training(self, step: int) -> None:
-        self._checkpoint.network.train()
+        network = self._checkpoint.network
+        network.train(not self._adapter)  # the base of an adapter stays what it is
+        if self._adapter and self._config.compute.activation_checkpointing:
+            for module in network.modules():
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.training = True
         # Dropout draws from torch's own generator.
         torch.manual_seed(generator_for(self._config.seed, step).initial_seed() + self._accelerator.process_index)
 

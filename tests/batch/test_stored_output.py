@@ -200,6 +200,28 @@ def test_a_driver_whose_job_was_put_aside_writes_nothing_into_the_new_one(bucket
     assert ids_in(bucket / "out") == [str(number) for number in range(10, 10 + rows)]
 
 
+@pytest.mark.usefixtures("impatient", "manual")
+def test_a_driver_that_lost_its_job_before_the_first_row_removes_nothing_of_the_next(bucket: UPath) -> None:
+    def work() -> None:
+        with begun(bucket / "out"), begun(bucket / "out") as second:
+            second.take([row_result(0)], run_s=0.0)
+            second.flush()
+
+    with pytest.raises(RunError, match="Another driver"):
+        work()
+    assert ids_in(bucket / "out") == ["0"]
+
+
+def test_what_failed_before_is_kept_by_a_run_that_answers_nothing(bucket: UPath) -> None:
+    with begun(bucket / "out") as output:
+        output.take([row_result(0)], run_s=0.0)
+        output.flush()
+    with begun(bucket / "out") as output:
+        output.ledger.connection.execute("DELETE FROM lately")
+        output.ledger._lately = set()
+    assert ids_in(bucket / "out") == ["0"]
+
+
 @pytest.mark.usefixtures("manual")
 def test_a_commit_waits_for_results_that_are_on_their_way(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
     begun_write, go_on = threading.Event(), threading.Event()

@@ -109,14 +109,6 @@ def test_prompt_tokens_that_were_found_in_the_cache_are_not_read() -> None:
     assert only(metered(made)).prompt_tokens == 4.0
 
 
-def test_aborted_requests_that_leave_the_count_of_arrivals_leave_the_rate_before_them() -> None:
-    made = reports([(5, 10, 8)] * 10)
-    last = made[-1].state.classes[0]
-    left = class_state(arrived=last.arrived - 3, prompt_tokens=last.prompt_tokens, ended=last.ended, tokens=last.tokens)
-    demand = only(metered([*made, report(made[-1].number + 1, made[-1].seconds + 0.1, left)]))
-    assert demand.requests_s == pytest.approx(5.0, rel=0.1)
-
-
 def test_the_sizes_of_requests_are_those_of_the_engine_that_counts_anew() -> None:
     made = reports([(5, 10, 8)] * 30)
     for second in range(3):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.errors import UnavailableError
+from mars_ray.errors import AdapterUnavailableError
 from mars_ray.model.checkpoint import Checkpoint
 from mars_ray.serve.replicas.followed_adapters import RETRY_S, FollowedAdapters
 from tests.factories.engine import engine_of, serving
@@ -99,7 +99,7 @@ def test_an_adapter_that_could_not_be_used_is_tried_again_and_unavailable_until_
             wanted = {"a": str(late)}
             assert await engine.follow(wanted) == {}
             shutil.copytree(folders[0], late)
-            with pytest.raises(UnavailableError, match="the adapter 'a' cannot be used here now"):
+            with pytest.raises(AdapterUnavailableError, match="the adapter 'a' cannot be used here now"):
                 await engine.adapters.look_up("a")
             engine.now_s += RETRY_S
             await engine.adapters.look_up("a")

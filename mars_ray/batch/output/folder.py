@@ -294,10 +294,15 @@ def _open_stored_output(folder: UPath, *, new: bool) -> Iterator[OutputFolder]:
         log = JobLog(hidden / LOG)
         output = OutputFolder(folder, ledger, log)
         output.replay(log.read())
+        is_new = not log.begun
         with log.kept():
             yield output
-        if not ledger.done:
-            _remove_stored(folder, _names(folder))
+            empty = is_new and not ledger.done and not log.failed
+            if empty:
+                log.check_driver()
+        if empty:
+            with store_errors(folder, OutputError, "Cannot remove", "Remove it by hand."):
+                _remove_stored(folder, _names(folder))
 
 
 def _names(folder: UPath) -> list[str]:

@@ -106,6 +106,11 @@ class JobLog:
                     self._last_driver = event.driver
 
     @property
+    def begun(self) -> bool:
+        """Whether the log has an event."""
+        return self._next > 1
+
+    @property
     def failed(self) -> bool:
         """True after a failed write, for example because another driver has begun."""
         return self._failure is not None
@@ -153,7 +158,7 @@ class JobLog:
         try:
             advice = "Finished rows are kept; give the same command again."
             with store_errors(self._folder, RunError, "Cannot write to", advice):
-                if self._next > 1:  # a new job that took over the folder may have fewer events
+                if self.begun:  # a new job that took over the folder may have fewer events
                     self._check_driver_of(self._name(self._next - 1), self._last_driver)
                 if not create_object(path, event.to_bytes().to_pybytes()):
                     self._check_driver_of(path, self.driver)
@@ -170,6 +175,8 @@ class JobLog:
         advice = "Finished rows are kept; give the same command again."
         with store_errors(self._folder, RunError, "Cannot read the job in", advice):
             self._folder.fs.invalidate_cache()
+            if self.begun:
+                self._check_driver_of(self._name(self._next - 1), self._last_driver)
             if path.exists():
                 self._check_driver_of(path, self.driver)
 

@@ -39,7 +39,7 @@ class DeadlineState:
     total_s: float = 0.0
     """Longest time in seconds that was ever left until the deadline."""
     late_s: float = 0.0
-    """Seconds by which the job is expected to miss its deadline even at the lowest threshold; 0 if it can end in
+    """Seconds by which the job is expected to miss its deadline even at the fastest threshold; 0 if it can end in
     time."""
 
 

@@ -143,7 +143,7 @@ class Decision:
     threshold: float
     reason: str
     late_s: float = 0.0
-    """Seconds by which a batch job will miss its deadline even at the lowest thresholds; 0 if it can end in time."""
+    """Seconds by which a batch job will miss its deadline even at the fastest thresholds; 0 if it can end in time."""
 
 
 Decide = Callable[[ControlPlan, ClusterLoad, Mapping[str, Bounds], State, float], tuple[dict[str, Decision], State]]

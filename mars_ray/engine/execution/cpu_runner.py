@@ -128,7 +128,7 @@ class FusedMaskSampler:
             lines.append((output.tokens[row.behind], row.masks.start, len(row.masks), result))
             result += len(row.masks)
         before_R, first_R, length_R, result_R = torch.tensor(lines).T.contiguous()
-        token_M = torch.empty(len(picks), dtype=torch.int64)
+        token_M = torch.tensor([output.tokens[pick] for pick in picks], dtype=torch.int64)
         confidence_M = torch.tensor([output.confidences[pick] for pick in picks])
         inputs = (before_R, first_R, length_R, result_R, output.hidden_MH, output.logits_MV)
         structure = _Rows(

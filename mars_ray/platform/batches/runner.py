@@ -25,10 +25,8 @@ BATCHES = 32
 """Maximum number of batches that run at the same time; the others wait."""
 BATCHES_OF_OWNER = 4
 """Maximum number of batches of one owner that run at the same time."""
-PAUSED_OF_OWNER = 16
-"""Maximum number of batches of one owner, in addition, that pause because of limits of their own."""
-PAUSED = 256
-"""Maximum number of such batches of all owners."""
+PAUSE_S = 60.0
+"""A batch that pauses for longer, because a limit of its own refuses its rows, gives up its place meanwhile."""
 ENDING = 16
 """Maximum number of batches, in addition, that run only to end: their deadline has passed, or they were cancelled."""
 RETRY_S = 5.0
@@ -54,6 +52,8 @@ class BatchRunner:
         """Ids of running batches that have only to end."""
         self._waits_s: dict[str, float] = {}
         """Time at which a batch may be tried again, by id."""
+        self._paused_until_s: dict[str, float] = {}
+        """Time until which a batch pauses without a place, by id."""
         self._swept_s: float | None = None
         self._complaint = ""
         """The last error of the storage, which the log has once."""
@@ -114,6 +114,10 @@ class BatchRunner:
             self._complaint = str(error)
             return
         self._complaint = ""
+        self._end_long_pauses()
+        self._paused_until_s = {
+            batch.id: self._paused_until_s[batch.id] for batch in unfinished if batch.id in self._paused_until_s
+        }
         waiting = [
             batch
             for batch in unfinished
@@ -128,15 +132,21 @@ class BatchRunner:
                 self._ending.add(batch.id)
                 self._start(batch)
 
+    def _end_long_pauses(self) -> None:
+        """Stop the batches that pause for long. They go on with the rows that are left."""
+        for id, (run, task) in self._running.items():
+            left_s = self._tools.calls.pause_left_s(run.batch)
+            if left_s > PAUSE_S and id not in self._ending:
+                self._paused_until_s[id] = self._tools.clock() + left_s
+                task.cancel()
+
     def _next_batches(self, waiting: list[StoredBatch]) -> list[StoredBatch]:
         """Return the batches to start, each of the owner with the fewest running ones. `waiting` is in order of
         deadlines."""
-        begun = [run.batch for id, (run, _) in self._running.items() if id not in self._ending]
-        paused = Counter(batch.owner for batch in begun if self._tools.calls.is_paused(batch))
-        running = Counter(batch.owner for batch in begun) - paused
-        left = [batch for batch in waiting if paused[batch.owner] < PAUSED_OF_OWNER]
+        running = Counter(run.batch.owner for id, (run, _) in self._running.items() if id not in self._ending)
+        left = [batch for batch in waiting if self._paused_until_s.get(batch.id, 0.0) <= self._tools.clock()]
         chosen: list[StoredBatch] = []
-        while left and running.total() < BATCHES and paused.total() < PAUSED:
+        while left and running.total() < BATCHES:
             batch = min(left, key=lambda batch: running[batch.owner])
             if running[batch.owner] >= BATCHES_OF_OWNER:
                 break

@@ -181,16 +181,20 @@ class ClusterDocument:
 def _claim(controller: str, application: str) -> None:
     """Keep the models, adapters and usage of other applications apart, which are stored under the controller's name.
 
-    Raises `ConfigError` if another application that runs has this controller.
+    Raises `ConfigError` if another application has this controller.
     """
-    key = f"platform:{controller}"
-    owner = (kv_get(key) or b"").decode()
-    if owner not in ("", application) and owner in serve.status().applications:
-        raise ConfigError(
-            f"controller is {controller!r}, which belongs to the application {owner!r}. Choose another name: models, "
-            "adapters, batches and usage of an endpoint are stored under it."
-        )
-    kv_put(key, application)
+    for other, details in serve.status().applications.items():
+        ended = details.status in (ApplicationStatus.DELETING, ApplicationStatus.DEPLOY_FAILED)
+        if other != application and not ended and (kv_get(_claim_key(other)) or b"").decode() == controller:
+            raise ConfigError(
+                f"controller is {controller!r}, which belongs to the application {other!r}. Choose another name: "
+                "models, adapters, batches and usage of an endpoint are stored under it."
+            )
+    kv_put(_claim_key(application), controller)
+
+
+def _claim_key(application: str) -> str:
+    return f"controller-of:{application}"
 
 
 def _document(config: PlatformConfig) -> Document:

@@ -17,7 +17,7 @@ from mars_ray.engine.mode import DEFAULT_THRESHOLD
 from mars_ray.engine.options import AtLeastOne, EngineTuning
 from mars_ray.engine.service_class import BATCH_CLASS, ServiceClass
 from mars_ray.model.dtype import DtypeOrAuto
-from mars_ray.model.resolve import BUNDLED
+from mars_ray.model.resolve import BUNDLED, exists
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -119,4 +119,4 @@ def absolute_model(model: ModelSettings) -> dict[str, Any]:
 
 def _absolute_path(name: str) -> str:
     folder = Path(name).expanduser()
-    return str(folder.absolute()) if name != BUNDLED and folder.exists() else name
+    return str(folder.absolute()) if name != BUNDLED and exists(folder) else name

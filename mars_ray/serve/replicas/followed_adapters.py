@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mars_ray.adapter.card import resolve_adapters
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.errors import AdapterError, MarsRayError, ReplicaLostError, UnavailableError
+from mars_ray.errors import AdapterError, AdapterUnavailableError, MarsRayError, ReplicaLostError
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +54,18 @@ class FollowedAdapters:
     async def look_up(self, name: str) -> None:
         """Read the wanted adapters now if the engine has no adapter of this name.
 
-        Raises `UnavailableError` for one that is wanted but cannot be used now.
+        Raises `AdapterUnavailableError` for one that is wanted but cannot be used now.
         """
-        if name in self._engine.adapters:
-            return
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self.refresh())
-        await asyncio.shield(self._looking)  # a caller who leaves does not stop the others
+        begun = False
+        while name not in self._engine.adapters and not begun:
+            begun = self._looking is None or self._looking.done()
+            if begun:
+                self._looking = asyncio.create_task(self.refresh())
+            assert self._looking
+            # A caller who leaves does not stop the others. One that was begun before may have read too early.
+            await asyncio.shield(self._looking)
         if name in self.problems and name not in self._engine.adapters:
-            raise UnavailableError(f"the adapter {name!r} cannot be used here now. Try again later.")
+            raise AdapterUnavailableError(f"the adapter {name!r} cannot be used here now. Try again later.")
 
     async def refresh(self) -> None:
         """Set the wanted adapters. One that cannot be used keeps the folder that it had, or is left out."""
@@ -72,6 +75,7 @@ class FollowedAdapters:
             if wanted is None or (wanted == self._last and not again):
                 return
             self._tried_s = self._clock()
+            self._last = None  # so that it is tried again if it ends without an outcome
             known = set(self.problems.values())
             self.problems = {}
             try:

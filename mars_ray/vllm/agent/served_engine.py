@@ -44,6 +44,8 @@ class ServedEngine:
         self._threshold = threshold
         self._block = block
         self._changes = 0
+        self._known = self._arrived = 0
+        """Requests that vLLM counted as running, waiting or ended at the last state, and all that have come."""
         self._setting: asyncio.Task[None] | None = None
 
     @property
@@ -93,9 +95,16 @@ class ServedEngine:
             threshold=self._threshold,
             running=counts.running,
             waiting=counts.waiting,
-            arrived=counts.running + counts.waiting + counts.ended,
+            arrived=self._arrivals(counts),
             prompt_tokens=counts.prompt_tokens,
             ended=counts.ended,
             tokens=counts.ended_tokens,
             cached_tokens=counts.cached_tokens,
         )
+
+    def _arrivals(self, counts: EngineCounts) -> int:
+        """Return the requests that have come. Those that are aborted leave vLLM without being counted as ended."""
+        known = counts.running + counts.waiting + counts.ended
+        self._arrived += max(0, known - self._known)
+        self._known = known
+        return self._arrived

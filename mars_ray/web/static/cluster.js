@@ -256,7 +256,7 @@ function jobs() {
     const left = row.job.backlog.seconds;
     const minutes = (Math.abs(left) / 60).toFixed(1);
     const due = left === null ? "none" : left < 0 ? `missed ${minutes} min ago` : `in ${minutes} min`;
-    const late = `runs; will be ${(row.late_s / 60).toFixed(1)} min late even at the floor`;
+    const late = `runs; will be ${(row.late_s / 60).toFixed(1)} min late even at the fastest threshold`;
     const plain = row.paused ? "paused for online requests" : row.late_s ? late : "runs";
     const status = row.notice ? `${plain}; ${row.notice}` : plain;
     return [row.name, {
