@@ -11,7 +11,8 @@ from pathlib import Path
 from mars_ray.errors import ModelError
 
 WEIGHTS = "*.safetensors"
-PATTERNS = (WEIGHTS, "config.json", "generation_config.json", "token*", "vocab*", "merges*", "*.jinja")
+TOKENS = ("token*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*")
+PATTERNS = (WEIGHTS, "config.json", "generation_config.json", *TOKENS, "*.jinja")
 DIGITS = 16
 
 

@@ -259,6 +259,8 @@ def test_the_mask_is_never_the_likeliest_token_and_has_no_probability(family: st
     numbers=st.lists(st.floats(-1e4, 1e4, width=32), min_size=64, max_size=64), spread=st.sampled_from([0.0, 1.0, 1e-6])
 )
 @example(numbers=[132.0, *[0.0] * 63], spread=1e-6)
+@example(numbers=[1.0, *[0.0] * 63], spread=1e-6)
+@example(numbers=[1e-3, *[0.0] * 63], spread=1e-6)
 def test_rounded_weights_are_near_the_weights(numbers: list[float], spread: float) -> None:
     weight = torch.tensor([numbers]) * spread
     number, scale = quantize_int8(weight)

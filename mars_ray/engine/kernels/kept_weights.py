@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -139,7 +140,8 @@ def write_kept(path: Path, linears: Sequence[PackedLinear]) -> None:
     try:
         with partial.open("xb") as file:
             os.fchmod(file.fileno(), 0o600)  # regardless of the umask, because `read_kept` takes private files only
-            os.posix_fallocate(file.fileno(), 0, LENGTH_BYTES + DIGEST_BYTES + len(header) + position)
+            if sys.platform != "darwin":  # has no such function
+                os.posix_fallocate(file.fileno(), 0, LENGTH_BYTES + DIGEST_BYTES + len(header) + position)
             file.write(len(header).to_bytes(LENGTH_BYTES, "little") + _digest(header) + header)
             begin = file.tell()
             for start, tensor in content:

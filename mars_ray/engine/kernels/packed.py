@@ -28,6 +28,9 @@ HALF = 32
 DIVISORS = range(8, 16)
 """Numbers of scales in the step of a half. With 8, every range fits into 8 bits, and most do with more."""
 
+FLOAT16_LEAST = 2.0**-24
+FLOAT16_EPS = 2.0**-10
+
 TILE = 1 << 19
 """Number of weights that are rounded together."""
 
@@ -164,6 +167,8 @@ def _share_scales(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scale, multiplier, offset = torch.zeros_like(widest), torch.ones_like(steps), torch.zeros_like(steps)
     for divisor in DIVISORS:
         tried = (widest / divisor).half().float()
+        # Among the smallest numbers of float16, rounding down would leave no scale that fits.
+        tried = torch.where(tried * divisor < widest * (1 - FLOAT16_EPS), tried + FLOAT16_LEAST, tried)
         times = 1 / tried.clamp(min=1e-30)[..., None]
         multipliers = (steps * times).round().clamp(1, 15)
         offsets = (-low * times).round().clamp(0, 127)

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 
-from mars_ray.errors import OutputError
+from mars_ray.errors import ModelError, OutputError
 from mars_ray.storage.private import private_folder
 
+CONVERSION = 3
+"""Number of the conversion of .gguf files; they are converted again when it changes."""
 SOURCE = "source"
 """Name of the link to the folder that cached files were made from."""
 
@@ -30,15 +32,20 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Return the folder or file `name` in the cache; if it is missing, first call `make` with the path.
 
     `make` must write under another name, such as one in `scratch_for`, and rename the result. One process calls `make`
-    while others wait. Leftovers of killed processes are removed. Raises `OutputError` if the cache is not writable.
+    while others wait. Leftovers of killed processes are removed. Raises `OutputError` if the cache is not writable, or
+    belongs to somebody else.
     """
-    path = cache_folder() / name
+    path = _private(cache_folder()) / name
     if not path.exists():
         with _locked(path.parent):
             for leftover in path.parent.glob(f".{escape(path.name)}.*.partial"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             if not path.exists():
-                make(path)
+                try:
+                    make(path)
+                except ModelError:
+                    if not path.exists():  # a reader whose parent was killed may have made it meanwhile
+                        raise
     return path
 
 
@@ -56,17 +63,22 @@ def scratch_for(path: Path) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold a lock on `folder`, which the system releases if this process dies."""
-    try:
-        descriptor = os.open(private_folder(folder, within=cache_folder().parent), os.O_RDONLY)
-    except (OSError, OutputError) as error:
-        raise OutputError(
-            f"the cache {folder} cannot be used: {error}. Set XDG_CACHE_HOME to another folder."
-        ) from error
+    descriptor = os.open(_private(folder), os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def _private(folder: Path) -> Path:
+    """Return a folder of the cache that nobody else can change; create it if needed."""
+    try:
+        return private_folder(folder, within=cache_folder().parent)
+    except (OSError, OutputError) as error:
+        raise OutputError(
+            f"the cache {folder} cannot be used: {error}. Set XDG_CACHE_HOME to another folder."
+        ) from error
 
 
 def remove_abandoned(path: Path, source: Path) -> None:

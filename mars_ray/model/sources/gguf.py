@@ -14,11 +14,9 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from mars_ray.errors import ModelError
-from mars_ray.model.sources.cache import made_once
+from mars_ray.model.sources.cache import CONVERSION, made_once
 
 MAGIC = b"GGUF"
-CONVERSION = 2
-"""Number of the conversion; files are converted again when it changes."""
 MEMORY_BYTES = 2 << 30
 """Memory limit of a conversion, to which `MEMORY_TIMES` times the file size is added."""
 MEMORY_TIMES = 32

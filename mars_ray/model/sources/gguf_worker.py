@@ -7,6 +7,7 @@ Out:   the folder; standard output is empty, or contains the error.
 Never: reads another file in the same folder, because transformers looks there for code to run.
 """
 
+import re
 import resource
 import sys
 from functools import cache
@@ -51,8 +52,12 @@ _SIZES = {
 """Names of sizes in transformers, keyed by their names in GGUF without the prefix of the architecture."""
 
 
-END_TEXTS = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>"))
-"""Control tokens that end a turn, if a file does not say so itself; as in llama.cpp."""
+_OF_TURNS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
+_OF_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+END_TEXTS = frozenset(_OF_TURNS + _OF_TEXTS)
+"""Control tokens that end a turn or a text, if a file does not say so itself; as in llama.cpp."""
+GEMMA2_27B_LAYERS = 46
+"""Number of layers of the only Gemma 2 that divides attention scores by something else than the size of its heads."""
 ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that scale the rotary embedding."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -77,7 +82,10 @@ def main(file: Path, folder: Path, memory_bytes: int) -> None:
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    taken = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
+    status = Path("/proc/self/status")
+    if not status.exists():  # not Linux
+        return
+    taken = next(line for line in status.read_text().splitlines() if line.startswith("VmData"))
     limit = 1024 * int(taken.split()[1]) + memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
@@ -111,9 +119,15 @@ def _convert(file: Path, folder: Path) -> None:
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise ModelError(f"it lacks {len(missing)} weights: {', '.join(missing[:3])}.")
-    _refuse_lost_biases(content, network)
+    _refuse_lost_weights(content, network)
+    base = content.of_architecture("rope.freq_base")
+    parameters = network.config.rope_parameters or {}
+    if base is not None and "rope_theta" in parameters:
+        rope = {"rope_theta": base, **rope}
     if rope:
-        network.config.rope_parameters = (network.config.rope_parameters or {}) | rope
+        network.config.rope_parameters = parameters | rope
+    if content.architecture == "gemma2" and network.config.num_hidden_layers == GEMMA2_27B_LAYERS:
+        network.config.query_pre_attn_scalar = network.config.hidden_size // network.config.num_attention_heads
     if content.architecture == "phi3" and (window := content.of_architecture("attention.sliding_window")):
         network.config.sliding_window = window
     tokenizer = AutoTokenizer.from_pretrained(
@@ -156,6 +170,9 @@ def _rope_of(content: GGUFFile) -> dict[str, Any]:
     kind = content.of_architecture("rope.scaling.type")
     if kind not in (None, "none"):
         raise ModelError(f"its rotary embedding is scaled ({kind}), which cannot be converted.")
+    for name in ("rope.scale_linear", "rope.scaling.factor"):  # files of 2023 name no kind
+        if content.of_architecture(name) not in (None, 0.0, 1.0):
+            raise ModelError(f"its rotary embedding is scaled ({name}), which cannot be converted.")
     heads, width = content.of_architecture("attention.head_count"), content.of_architecture("embedding_length")
     size = content.of_architecture("attention.key_length") or (width // heads if isinstance(heads, int) else None)
     rotated = content.of_architecture("rope.dimension_count")
@@ -181,11 +198,12 @@ def _llama3(count: int, base: float, factor: float) -> NDArray[np.float64]:
     return factors
 
 
-def _refuse_lost_biases(content: GGUFFile, network: PreTrainedModel) -> None:
-    in_file = sum(int(np.prod(tensor.shape)) for tensor in content.tensors if tensor.name.endswith(".bias"))
-    in_network = sum(values.numel() for name, values in network.named_parameters() if name.endswith(".bias"))
-    if in_file > in_network:
-        raise ModelError(f"it has biases that {network.config.model_type} does not have, so they would be lost.")
+def _refuse_lost_weights(content: GGUFFile, network: PreTrainedModel) -> None:
+    for kind, names in (("biases", r"\.bias$"), ("norms", r"norm|(^|\.)ln_")):
+        in_file = sum(int(np.prod(tensor.shape)) for tensor in content.tensors if re.search(names, tensor.name))
+        in_network = sum(values.numel() for name, values in network.named_parameters() if re.search(names, name))
+        if in_file > in_network:
+            raise ModelError(f"it has {kind} that {network.config.model_type} does not have, so they would be lost.")
 
 
 def _end_ids(content: GGUFFile, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -53,11 +53,14 @@ ReadPiece = Callable[[str, int, int], bytes]
 """Takes (name, start, end), and returns this piece of the file called name."""
 
 
-def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
+def fetched(
+    name: str, files: Sequence[RemoteFile], read: ReadPiece, unchanged: Callable[[], bool] = lambda: True
+) -> Path:
     """Return a folder called `name` with `files`; fetch them first if the cache lacks this content.
 
-    Raises `ModelError` if a file does not have the stated size or digest or the model is too large for the cache,
-    `OutputError` if the cache is not writable, and any error of `read`.
+    Raises `ModelError` if a file does not have the stated size or digest, the files are not `unchanged` once they are
+    fetched, or the model is too large for the cache, `OutputError` if the cache is not writable, and any error of
+    `read`.
     """
     content = json.dumps([name, [asdict(file) for file in sorted(files, key=lambda file: file.name)]])
     key = hashlib.blake2b(content.encode(), digest_size=NAME_DIGITS // 2).hexdigest()
@@ -75,6 +78,9 @@ def fetched(name: str, files: Sequence[RemoteFile], read: ReadPiece) -> Path:
                 if not folder.exists():
                     _make_room(cache, key, sum(file.size for file in files))
                     _fetch(cache / f"{key}.partial" / name, files, read)
+                    if not unchanged():
+                        shutil.rmtree(cache / f"{key}.partial")
+                        raise ModelError(f"{name} has changed while it was fetched. Try again.")
                     (cache / f"{key}.partial").rename(cache / key)
         os.utime(lock.name)
     except BaseException:

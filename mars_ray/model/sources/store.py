@@ -47,7 +47,7 @@ def fetched_from_store(url: str) -> Path:
         wanted = {name: files[name] for name in files if url.endswith(".gguf") or _is_of_model(name)}
         if not wanted:
             raise ModelError(f"{url} holds no model. Give a folder with config.json, *.safetensors and tokenizer.json.")
-        copy = _fetched(path.name, folder, wanted)
+        copy = _fetched(path, folder, wanted)
     return copy / path.name if url.endswith(".gguf") else copy
 
 
@@ -56,16 +56,25 @@ def folder_here(folder: AnyPath) -> Path:
     if isinstance(folder, Path):
         return folder
     with store_errors(folder, DataError, "Cannot fetch", "Check its name and the rights to read it."):
-        return _fetched(folder.name, folder, _files(folder))
+        return _fetched(folder, folder, _files(folder))
 
 
-def _fetched(name: str, folder: UPath, infos: dict[str, dict[str, Any]]) -> Path:
+def _fetched(path: UPath, folder: UPath, infos: dict[str, dict[str, Any]]) -> Path:
+    """Return a local copy of the files `infos` in `folder`, which are all or some of those at `path`."""
+
     def read(name: str, start: int, end: int) -> bytes:
         content: bytes = folder.fs.cat_file((folder / name).path, start=start, end=end)
         return content
 
-    files = [RemoteFile(name=name, size=info["size"], digest=_version(info)) for name, info in infos.items()]
-    return fetched(name, files, read)
+    def listed(infos: dict[str, dict[str, Any]]) -> dict[str, RemoteFile]:
+        return {name: RemoteFile(name=name, size=info["size"], digest=_version(info)) for name, info in infos.items()}
+
+    def unchanged() -> bool:
+        path.fs.invalidate_cache()
+        return files.items() <= listed(_files(path)).items()
+
+    files = listed(infos)
+    return fetched(path.name, list(files.values()), read, unchanged)
 
 
 def _files(path: UPath) -> dict[str, dict[str, Any]]:
