@@ -153,7 +153,8 @@ def read_questions(arguments: argparse.Namespace, encoder: ChatEncoder) -> list[
         if arguments.workload == "structure" and arguments.tasks is None:
             raise ConfigError("structure needs a file of tasks; name it with --tasks.")
         name = BENCHMARK_OF.get(arguments.workload) or str(arguments.tasks)
-        options = TaskOptions(seeds=1, data=arguments.data, allow_code_execution=arguments.allow_code_execution)
+        data = arguments.data if arguments.workload in BENCHMARK_OF else None
+        options = TaskOptions(seeds=1, data=data, allow_code_execution=arguments.allow_code_execution)
         [task] = open_tasks((name,), options)
         if arguments.workload == "code":
             check_sandbox()

@@ -30,7 +30,7 @@ def agree(path: Path, settings: Json) -> None:
     if not path.exists():
         write(path, [json.dumps(settings)])
     for name, before in json.loads(path.read_text()).items():
-        if settings[name] != before:
+        if name in settings and settings[name] != before:
             raise ConfigError(f"{path.parent}: {name} was {before}, now it is {settings[name]}. Give another --output.")
 
 

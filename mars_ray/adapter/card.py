@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mars_ray.errors import AdapterError, ModelError
+from mars_ray.errors import AdapterError, InputError
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.digest import vocabulary_digest
 from mars_ray.model.resolve import as_name, exists, is_elsewhere, resolve_model
@@ -115,7 +115,7 @@ def resolve_adapters(adapter: str | Path | None, named: Mapping[str, str | Path]
     for name, value in named.items():
         try:
             folder = resolve_adapter(value)
-        except ModelError as error:
+        except InputError as error:
             raise AdapterError(f"adapter {name!r}: {error}", adapter=name) from error
         if folder is None:
             raise AdapterError(f"adapter {name!r} is None: give its folder, its URL, or organisation/name of a hub.")

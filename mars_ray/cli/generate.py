@@ -28,7 +28,7 @@ from mars_ray.cli.shared import (
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.errors import ConfigError, DataError, InterruptedRunError
+from mars_ray.errors import ConfigError, DataError, InterruptedRunError, RunError
 
 if TYPE_CHECKING:
     from mars_ray.batch.output.report import JobReport
@@ -213,6 +213,8 @@ def _dry_run(options: "GenerateOptions") -> None:
             report = generate_files(replace(options, input=files, output=output))
         except InterruptedRunError:
             raise InterruptedRunError("Stopped. Nothing was written.") from None
+        except RunError as error:
+            raise RunError(f"{str(error).partition(' Finished rows are kept')[0]} Nothing was written.") from error
         for path in sorted([*output.glob("rows/part-*"), *output.glob("errors.jsonl")], reverse=True):
             print(path.read_text(encoding="utf-8"), end="")
     Console(stderr=True).print(

@@ -45,6 +45,8 @@ ROUNDS = 3
 GAIN = 1.05
 """Minimum speedup over `ar` that counts as a gain; a smaller one may be noise."""
 RACED = 4
+ANSWERS = "answers"
+"""Name of the folder of the job within the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +92,14 @@ def compare_settings(output: Path) -> tuple[JobReport, list[SettingResult]]:
     rows = {row["id"]: row for row in bundled_rows()}
     questions = output / "questions.jsonl"
     with store_errors(output, OutputError, "Cannot write to", "Give another --output."):
-        if output.exists() and not questions.exists() and (output.is_file() or any(output.iterdir())):
+        if output.exists() and {path.name for path in output.iterdir()} - {questions.name, ANSWERS}:
             raise OutputError(f"{output} has files that do not belong to a demo. Give another --output.")
         shutil.rmtree(output, ignore_errors=True)
         output.mkdir(parents=True, exist_ok=True)
     write_lines(questions, (_job_row(row, setting) for setting in SETTINGS for row in rows.values()))
     options = GenerateOptions(  # each row sets its own mode and threshold
         input=(str(questions),),
-        output=output / "answers",
+        output=output / ANSWERS,
         sampling=SAMPLING,
         workers=WorkerOptions(),
     )
@@ -161,7 +163,7 @@ def notes(results: Sequence[SettingResult]) -> list[str]:
 
 def read_rows(output: Path) -> list[dict[str, Any]]:
     """Return the rows of answers that the job wrote."""
-    rows: list[dict[str, Any]] = pq.read_table(output / "answers" / "rows").to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(output / ANSWERS / "rows").to_pylist()
     return rows
 
 

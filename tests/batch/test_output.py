@@ -219,7 +219,9 @@ def test_where_no_more_can_be_written_what_was_taken_is_kept(tmp_path: Path) -> 
         text=True,
     )
     *numbers, said = done.stdout.splitlines()
-    assert "Cannot write to" in said and "Make room, then give the same command again." in said, done.stderr
+    assert "Cannot write to" in said and "Make room, then give the same command again, without --new." in said, (
+        done.stderr
+    )
     with open_output(tmp_path / "out", new=False) as output:
         output.flush()
     assert rows_in(tmp_path / "out") == numbers

@@ -106,14 +106,14 @@ class Place:
             poll_s=0.01,
         )
 
-    def begin(self, rows: int, window: str = "1h", owner: str = OWNER, **body: str) -> str:
+    def begin(self, rows: int, window: str = "1h", owner: str = OWNER, key: str = "key", **body: str) -> str:
         upload = self.files.new_upload(owner)
         for number in range(rows):
             line = {"custom_id": str(number), "method": "POST", "url": URL, "body": {"prompt": str(number)} | body}
             upload.write(json.dumps(line).encode() + b"\n")
         file = upload.finish("rows.jsonl", "batch")
         request = BatchRequest(input_file_id=file.id, endpoint=URL, completion_window=window)
-        return self.batches.create(owner, "key", request).id
+        return self.batches.create(owner, key, request).id
 
     def run(self, routes: Routes) -> None:
         """Drive the only unfinished batch to its end."""
@@ -307,12 +307,12 @@ def test_a_model_without_an_engine_holds_up_no_rows_of_another(tmp_path: Path) -
 def test_batches_that_pause_for_their_own_limits_keep_no_place_of_others(tmp_path: Path) -> None:
     place = Place(tmp_path / "batches")
     poor = {place.begin(1, "1h") for _ in range(runner.BATCHES_OF_OWNER)}
-    rich = place.begin(1, "2h")
+    rich = place.begin(1, "2h", key="other")
 
     class Limits(Routes):
         async def call(self, batch: StoredBatch, body: dict[str, Any], id: str) -> RouteAnswer:
             if batch.id in poor:
-                return RouteAnswer(429, {"error": {"code": "insufficient_quota"}}, "id", 3600.0)
+                return RouteAnswer(429, {"error": {"code": "insufficient_quota"}}, "id")
             return await super().call(batch, body, id)
 
     run_until(BatchRunner(place.tools(Limits(at_once))), lambda: place.batches.get(OWNER, rich).status == "completed")

@@ -34,6 +34,7 @@ from mars_ray.storage.whole_file import create_object
 
 COMMIT_S = 1.0
 """Seconds between writes of results to the log. If the driver dies, the results of up to this many seconds are lost."""
+RESUME_ADVICE = "Finished rows are kept; give the same command again, without --new."
 READ_AT_ONCE = 256
 """Number of objects to read per request."""
 EventKind = Literal["begin", "widened", "results", "flush", "forget errors"]
@@ -156,8 +157,7 @@ class JobLog:
         event = Event(kind=kind, driver=self.driver, details=details, results=results)
         path = self._name(self._next)
         try:
-            advice = "Finished rows are kept; give the same command again."
-            with store_errors(self._folder, RunError, "Cannot write to", advice):
+            with store_errors(self._folder, RunError, "Cannot write to", RESUME_ADVICE):
                 if self.begun:  # a new job that took over the folder may have fewer events
                     self._check_driver_of(self._name(self._next - 1), self._last_driver)
                 if not create_object(path, event.to_bytes().to_pybytes()):
@@ -172,8 +172,7 @@ class JobLog:
     def _check_driver(self) -> None:
         self._raise_failure()
         path = self._name(self._next)
-        advice = "Finished rows are kept; give the same command again."
-        with store_errors(self._folder, RunError, "Cannot read the job in", advice):
+        with store_errors(self._folder, RunError, "Cannot read the job in", RESUME_ADVICE):
             self._folder.fs.invalidate_cache()
             if self.begun:
                 self._check_driver_of(self._name(self._next - 1), self._last_driver)

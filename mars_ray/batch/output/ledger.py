@@ -119,7 +119,7 @@ class Ledger:
             self.connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise RunError(
-                f"Cannot write to {self.path}: {error}. Make room, then give the same command again."
+                f"Cannot write to {self.path}: {error}. Make room, then give the same command again, without --new."
             ) from error
 
     def add(self, results: Sequence[RowResult]) -> list[RowResult]:

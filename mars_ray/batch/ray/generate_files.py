@@ -226,5 +226,6 @@ def _blocks(store: RowStore, rows_per_block: int) -> Iterator[pa.Table]:
 
 def _failed(reason: str) -> RunError:
     return RunError(
-        f"The run failed: {reason.removesuffix('.')}. Finished rows are kept; run the same command to continue."
+        f"The run failed: {reason.removesuffix('.')}. Finished rows are kept; run the same command, "
+        "without --new, to continue."
     )

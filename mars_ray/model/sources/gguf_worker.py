@@ -121,7 +121,7 @@ def _convert(file: Path, folder: Path) -> None:
         raise ModelError(f"it lacks {len(missing)} weights: {', '.join(missing[:3])}.")
     _refuse_lost_weights(content, network)
     base = content.of_architecture("rope.freq_base")
-    parameters = network.config.rope_parameters or {}
+    parameters = getattr(network.config, "rope_parameters", None) or {}
     if base is not None and "rope_theta" in parameters:
         rope = {"rope_theta": base, **rope}
     if rope:

@@ -171,11 +171,6 @@ class RowCalls:
         """Return whether the batch pauses after a refusal that concerns this batch alone."""
         return batch.id in self._pauses
 
-    def pause_left_s(self, batch: StoredBatch) -> float:
-        """Return the seconds for which the batch pauses; 0 if it does not."""
-        pause = self._pauses.get(batch.id)
-        return 0.0 if pause is None else max(0.0, pause.left_s)
-
     def forget(self, batch: StoredBatch) -> None:
         """End the pause of a batch that does not run any more."""
         self._pauses.pop(batch.id, None)

@@ -24,9 +24,7 @@ log = logging.getLogger(__name__)
 BATCHES = 32
 """Maximum number of batches that run at the same time; the others wait."""
 BATCHES_OF_OWNER = 4
-"""Maximum number of batches of one owner that run at the same time."""
-PAUSE_S = 60.0
-"""A batch that pauses for longer, because a limit of its own refuses its rows, gives up its place meanwhile."""
+"""Maximum number of batches of one owner that run at the same time. Those that pause do not count."""
 ENDING = 16
 """Maximum number of batches, in addition, that run only to end: their deadline has passed, or they were cancelled."""
 RETRY_S = 5.0
@@ -52,8 +50,6 @@ class BatchRunner:
         """Ids of running batches that have only to end."""
         self._waits_s: dict[str, float] = {}
         """Time at which a batch may be tried again, by id."""
-        self._paused_until_s: dict[str, float] = {}
-        """Time until which a batch pauses without a place, by id."""
         self._swept_s: float | None = None
         self._complaint = ""
         """The last error of the storage, which the log has once."""
@@ -114,10 +110,6 @@ class BatchRunner:
             self._complaint = str(error)
             return
         self._complaint = ""
-        self._end_long_pauses()
-        self._paused_until_s = {
-            batch.id: self._paused_until_s[batch.id] for batch in unfinished if batch.id in self._paused_until_s
-        }
         waiting = [
             batch
             for batch in unfinished
@@ -132,19 +124,16 @@ class BatchRunner:
                 self._ending.add(batch.id)
                 self._start(batch)
 
-    def _end_long_pauses(self) -> None:
-        """Stop the batches that pause for long. They go on with the rows that are left."""
-        for id, (run, task) in self._running.items():
-            left_s = self._tools.calls.pause_left_s(run.batch)
-            if left_s > PAUSE_S and id not in self._ending:
-                self._paused_until_s[id] = self._tools.clock() + left_s
-                task.cancel()
-
     def _next_batches(self, waiting: list[StoredBatch]) -> list[StoredBatch]:
         """Return the batches to start, each of the owner with the fewest running ones. `waiting` is in order of
-        deadlines."""
-        running = Counter(run.batch.owner for id, (run, _) in self._running.items() if id not in self._ending)
-        left = [batch for batch in waiting if self._paused_until_s.get(batch.id, 0.0) <= self._tools.clock()]
+        deadlines.
+
+        Batches that a limit of their own holds up keep no place. Others of the same key would be held up, too.
+        """
+        begun = [run.batch for id, (run, _) in self._running.items() if id not in self._ending]
+        paused_keys = {batch.key for batch in begun if self._tools.calls.is_paused(batch)}
+        running = Counter(batch.owner for batch in begun if not self._tools.calls.is_paused(batch))
+        left = [batch for batch in waiting if batch.key not in paused_keys]
         chosen: list[StoredBatch] = []
         while left and running.total() < BATCHES:
             batch = min(left, key=lambda batch: running[batch.owner])

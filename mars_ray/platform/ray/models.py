@@ -184,8 +184,8 @@ def _claim(controller: str, application: str) -> None:
     Raises `ConfigError` if another application has this controller.
     """
     for other, details in serve.status().applications.items():
-        ended = details.status in (ApplicationStatus.DELETING, ApplicationStatus.DEPLOY_FAILED)
-        if other != application and not ended and (kv_get(_claim_key(other)) or b"").decode() == controller:
+        ending = details.status == ApplicationStatus.DELETING
+        if other != application and not ending and (kv_get(_claim_key(other)) or b"").decode() == controller:
             raise ConfigError(
                 f"controller is {controller!r}, which belongs to the application {other!r}. Choose another name: "
                 "models, adapters, batches and usage of an endpoint are stored under it."

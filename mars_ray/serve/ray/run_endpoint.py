@@ -104,7 +104,8 @@ def run(
                 url = _url(schema)
                 print(f"ready in {time.monotonic() - started_s:.1f} s: {url}/v1, for example:", flush=True)
                 print(
-                    EXAMPLE.format(url=url, model=config.model_name, key=KEY_HEADER if config.keys else ""), flush=True
+                    EXAMPLE.format(url=url, model=config.model_name, key=KEY_HEADER if config.knows_callers else ""),
+                    flush=True,
                 )
                 for line in [*_notices(config), *_thresholds(config)]:
                     _say(line, started_s)
