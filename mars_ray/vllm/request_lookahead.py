@@ -84,7 +84,8 @@ def lookahead_of(sampling: VllmSampling | None, block: int, *, lenient: bool) ->
 def _depends_on_earlier_tokens(sampling: VllmSampling) -> bool:
     """Return whether the logits of a token depend on the tokens taken before it in the same step."""
     penalties = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
-    return bool(penalties or sampling.bad_words)
+    budget = getattr(sampling, "thinking_token_budget", None)
+    return bool(penalties or sampling.bad_words or budget is not None)
 
 
 def _excludes_tokens(sampling: VllmSampling) -> bool:

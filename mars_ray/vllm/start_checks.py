@@ -1,7 +1,7 @@
 """Networks that the plug-in supports, and settings of vLLM that it refuses at start, in one line each."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mars_ray.errors import ConfigError
@@ -14,6 +14,17 @@ ARCHITECTURE_OF = {
 }
 """Names for `--hf-overrides` of networks that look ahead, keyed by the `model_type` of config.json. Under its own name,
 a checkpoint is served by stock vLLM."""
+
+
+FLASHINFER = "attention backend is FLASHINFER, which takes our steps for prompts; choose FLASH_ATTN or TRITON_ATTN."
+
+
+def check_backends(layers: Iterable[Any]) -> None:
+    """Raise `ConfigError` if vLLM chose FlashInfer for a layer of the loaded network."""
+    for layer in layers:
+        backend = getattr(layer, "get_attn_backend", None)
+        if backend and backend().get_name() == "FLASHINFER":
+            raise ConfigError(FLASHINFER)
 
 
 def check_start(config: Any, settings: VllmSettings) -> None:
@@ -43,11 +54,18 @@ def _problems(config: Any, settings: VllmSettings) -> Iterator[str]:
         yield f"worker_extension_cls is {parallel.worker_extension_cls}; MARS sets its own, so leave it out."
     if config.kv_transfer_config is not None:
         yield "kv_transfer_config is set; a connector would copy keys of masks, so leave --kv-transfer-config out."
+    # Added by vLLM after this check, as a connector.
+    if (size := getattr(config.cache_config, "kv_offloading_size", None)) is not None:
+        yield f"kv_offloading_size is {size}; keys of masks would be offloaded, so leave --kv-offloading-size out."
+    if getattr(model, "enable_prompt_embeds", False):
+        yield "enable_prompt_embeds is set; vLLM would feed no drafts, so leave --enable-prompt-embeds out."
+    if getattr(model, "enable_trace_replay", False):
+        yield "enable_trace_replay is set; it knows one token per step, so leave --enable-trace-replay out."
     if model.use_mla:
         yield "The model has MLA attention; MARS supports Llama, Qwen2 and Qwen3. Serve it without MARS."
     backend = config.attention_config.backend
     if backend is not None and re.search("flashinfer", str(backend), re.IGNORECASE):
-        yield "attention backend is FLASHINFER, which takes our steps for prompts; choose FLASH_ATTN or TRITON_ATTN."
+        yield FLASHINFER
     if settings.mode == "threshold" and model.get_sliding_window():
         yield (
             f"The model has a sliding window of {model.get_sliding_window()} tokens, whose blocks vLLM frees too early "

@@ -183,6 +183,9 @@ def config(**changed: Any) -> SimpleNamespace:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 2048,
         "long_prefill_token_threshold": 0,
+        "kv_offloading_size": None,
+        "enable_prompt_embeds": False,
+        "enable_trace_replay": False,
     } | changed
     everything = SimpleNamespace(**values)
     everything.get_sliding_window = lambda: everything.window
@@ -192,6 +195,7 @@ def config(**changed: Any) -> SimpleNamespace:
         parallel_config=everything,
         model_config=everything,
         attention_config=everything,
+        cache_config=everything,
     )
 
 
@@ -208,6 +212,9 @@ def test_a_plain_configuration_is_accepted():
         ({"enable_batch_sharded_sampling": True}, "enable_batch_sharded_sampling is set"),
         ({"worker_extension_cls": "mine"}, "worker_extension_cls is mine"),
         ({"kv_transfer_config": object()}, "kv_transfer_config is set"),
+        ({"kv_offloading_size": 4.0}, "kv_offloading_size is 4.0"),
+        ({"enable_prompt_embeds": True}, "enable_prompt_embeds is set"),
+        ({"enable_trace_replay": True}, "enable_trace_replay is set"),
         ({"use_mla": True}, "MLA"),
         ({"backend": "AttentionBackendEnum.FLASHINFER"}, "FLASHINFER"),
         ({"window": 4096}, "sliding window of 4096 tokens"),

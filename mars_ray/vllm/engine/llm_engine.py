@@ -19,6 +19,10 @@ from mars_ray.vllm.forward_log import LoggedForward
 from mars_ray.vllm.runner.model_config import settings_of
 
 
+MOST_LOGIT_BIAS, MOST_STOP_IDS = 1024, 128
+"""Tokens with a bias, and stop tokens beside `min_tokens`, beyond which vLLM's sampler ends the engine."""
+
+
 class LLMEngineCore:
     """Decodes with an `LLMEngine` whose scheduler runs in this process. `arguments` are those of `EngineArgs`.
 
@@ -47,8 +51,14 @@ class LLMEngineCore:
         )
 
     def check(self, sequence: Sequence) -> None:
-        """Raise `RequestError` for sampling parameters that vLLM refuses."""
-        _params(sequence)
+        """Raise `RequestError` for sampling parameters that vLLM refuses, now or in a step."""
+        params = _params(sequence)
+        for name, number, most in (
+            ("logit_bias", len(params.logit_bias or ()), MOST_LOGIT_BIAS),
+            ("stop_ids", len(params.stop_token_ids) if params.min_tokens else 0, MOST_STOP_IDS),
+        ):
+            if number > most:
+                raise RequestError(f"{name} has {number} tokens; vLLM takes at most {most}.", param=name)
 
     def add(self, key: str, sequence: Sequence) -> None:
         """Start a sequence. Only requests of one tenant share cached prefixes."""

@@ -1,5 +1,6 @@
 """State of the requests in a worker: what each step feeds them, and the drafts between steps."""
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,8 +34,11 @@ from mars_ray.vllm.runner.kernels.layout import (
 from mars_ray.vllm.runner.kernels.outcome import StepOutcome, take
 from mars_ray.vllm.runner.model_config import settings_of
 from mars_ray.vllm.runner.step_sampler import StepSampler
+from mars_ray.vllm.start_checks import check_backends
 from mars_ray.vllm.step_times import StepTimes
 
+WARM_UP = re.compile(r"_(v2_mixed_)?warmup")
+"""Beginning of the ids of requests by which vLLM warms up."""
 STEPS_IN_FLIGHT = 2
 """Steps that asynchronous scheduling plans before it knows the tokens of the first."""
 
@@ -53,6 +57,7 @@ class MarsModelState(DefaultModelState):
         self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: EncoderCache | None, device: torch.device
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
+        check_backends(vllm_config.compilation_config.static_forward_context.values())
         self.settings = settings_of(vllm_config)
         slots, masks = self.max_num_reqs, self.settings.masks
         self._drafts = NextDrafts(
@@ -72,11 +77,17 @@ class MarsModelState(DefaultModelState):
             vocab_size = self.settings.mask_id
             self.adapter = AttachedAdapter(folder, base, model, self.max_num_tokens, vocab_size)
         self.step: StepInFlight | None = None
-        self.counters = LookaheadCounters(masks, slots, GRID, device)
-        self.forwards = ForwardLog(masks, slots, device)
-        self.step_times = StepTimes()
         self.refused = 0
         """Requests that asked for lookahead and decode one token at a time."""
+        self._warm = False
+        """Whether a request of a caller has come. Those by which vLLM warms up do not count."""
+        self._begin_counts()
+
+    def _begin_counts(self) -> None:
+        slots, masks = self.max_num_reqs, self.settings.masks
+        self.counters = LookaheadCounters(masks, slots, GRID, self.device)
+        self.forwards = ForwardLog(masks, slots, self.device)
+        self.step_times = StepTimes()
 
     def set_thresholds(self, by_class: Mapping[str, float]) -> None:
         """Set the thresholds of requests that set none, by service class, from the next step on."""
@@ -86,6 +97,9 @@ class MarsModelState(DefaultModelState):
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Take over a request, new or preempted before, in a slot."""
         super().add_request(req_index, new_req_data)
+        if not self._warm and not WARM_UP.match(new_req_data.req_id):
+            self._warm = True
+            self._begin_counts()
         lookahead = lookahead_of(new_req_data.sampling_params, self.settings.block, lenient=self.settings.lenient)
         self._drafts.count_S[req_index] = 0
         self.forwards.begin(req_index)
