@@ -18,7 +18,6 @@ from mars_ray.vllm.engine.sampling import sampling_arguments, structured_outputs
 from mars_ray.vllm.forward_log import LoggedForward
 from mars_ray.vllm.runner.model_config import settings_of
 
-
 MOST_LOGIT_BIAS, MOST_STOP_IDS = 1024, 128
 """Tokens with a bias, and stop tokens beside `min_tokens`, beyond which vLLM's sampler ends the engine."""
 
