@@ -3,7 +3,7 @@
     python -m pipelines.ship_adapter runs/smollm2/model --model smollm2 --heldout runs/smollm2/data/heldout
 
 The trained adapter and its 8-bit copy are measured on the same held-out rows, with masks at the tokens of the answers.
-The copy is refused if it loses 0.1 points or more of agreement with the model. Otherwise `--adapter` then finds it
+The copy is refused if it loses 0.2 points or more of agreement with the model. Otherwise `--adapter` then finds it
 under the name of the model.
 """
 
@@ -32,7 +32,7 @@ from mars_ray.program import run_program
 from pipelines.pipeline_files import write
 
 ROWS_AT_ONCE = 4
-POINTS = 0.1
+POINTS = 0.2
 """Loss of agreement, in percentage points, from which the adapter is refused."""
 
 
