@@ -113,6 +113,10 @@ class ClusterLoad:
         tpot_s_R = np.arange(1, len(seconds_R) + 1) * seconds_R / demand.output_tokens
         return float(seconds_R[max(0, int(np.count_nonzero(tpot_s_R <= tpot_s)) - 1)])
 
+    def answer_tokens_s(self, name: str, threshold: float) -> float:
+        """Return the tokens per second of a busy replica that answers a class alone, in whose time it reads prompts."""
+        return self._class(name).output_tokens / self.request_seconds(name, threshold)
+
     def _class(self, name: str) -> ClassDemand:
         return next(demand for demand in self.classes if demand.name == name)
 

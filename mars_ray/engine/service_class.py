@@ -13,7 +13,7 @@ BATCH_CLASS = "batch"
 
 
 class ServiceClass(BaseModel):
-    """A service class."""
+    """How requests of one class are served beside those of the others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

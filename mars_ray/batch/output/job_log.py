@@ -158,8 +158,7 @@ class JobLog:
         path = self._name(self._next)
         try:
             with store_errors(self._folder, RunError, "Cannot write to", RESUME_ADVICE):
-                if self.begun:  # a new job that took over the folder may have fewer events
-                    self._check_driver_of(self._name(self._next - 1), self._last_driver)
+                self._check_last()
                 if not create_object(path, event.to_bytes().to_pybytes()):
                     self._check_driver_of(path, self.driver)
         except BaseException as error:
@@ -174,14 +173,18 @@ class JobLog:
         path = self._name(self._next)
         with store_errors(self._folder, RunError, "Cannot read the job in", RESUME_ADVICE):
             self._folder.fs.invalidate_cache()
-            if self.begun:
-                self._check_driver_of(self._name(self._next - 1), self._last_driver)
+            self._check_last()
             if path.exists():
                 self._check_driver_of(path, self.driver)
 
+    def _check_last(self) -> None:
+        """Raise `RunError` if the last event is gone or another, because a new job has the folder."""
+        if self.begun:
+            self._check_driver_of(self._name(self._next - 1), self._last_driver)
+
     def _check_driver_of(self, path: UPath, driver: str) -> None:
-        """Raise `RunError` unless this driver wrote the object. It may exist already, from an earlier request whose
-        response was lost."""
+        """Raise `RunError` unless `driver` wrote the object. One of this driver may exist already, from an earlier
+        request whose response was lost."""
         try:
             is_own = Event.from_bytes(path.read_bytes()).driver == driver
         except FileNotFoundError:

@@ -42,13 +42,8 @@ def needed_tokens_s(load: ClusterLoad) -> float:
 
 def needed_replicas(load: ClusterLoad, threshold: float) -> float:
     """Return the replicas, as a fraction, that the batches need to end in time at a threshold."""
-    return needed_tokens_s(load) / _tokens_s(load, threshold) if load.speed and needed_tokens_s(load) else 0.0
-
-
-def _tokens_s(load: ClusterLoad, threshold: float) -> float:
-    """Return the tokens per second of a replica that answers rows of batches, in whose time it also reads prompts."""
-    rows = next(demand for demand in load.classes if demand.name == BATCH_CLASS)
-    return rows.output_tokens / load.request_seconds(BATCH_CLASS, threshold)
+    needed = needed_tokens_s(load)
+    return needed / load.answer_tokens_s(BATCH_CLASS, threshold) if load.speed and needed else 0.0
 
 
 def decide_for_batches(load: ClusterLoad, bounds: Bounds, callers: Mapping[str, Decision]) -> Decision:
@@ -60,7 +55,7 @@ def decide_for_batches(load: ClusterLoad, bounds: Bounds, callers: Mapping[str, 
     used = sum(alone.share_with_queue(name, decision.threshold) for name, decision in callers.items())
     free = max(0.0, load.replicas - used)
     for level in bounds.choices:
-        tokens_s = free * _tokens_s(load, level)
+        tokens_s = free * load.answer_tokens_s(BATCH_CLASS, level)
         if tokens_s >= needed:
             return Decision(level, f"batches need {needed:.0f} of the {tokens_s:.0f} tokens/s that callers leave")
     return Decision(

@@ -112,7 +112,7 @@ class Adapters:
         return gains(next((card.calibration for card in cards if card and card.calibration), ()))
 
     def set(self, named: abc.Mapping[str, LoadedAdapter]) -> None:
-        """Replace the adapters with a name. An adapter that keeps its name keeps its acceptance."""
+        """Replace all adapters that have a name by these. An adapter that keeps its name keeps its acceptance."""
         known = self._named
         self._named = {
             name: known[name] if name in known and known[name].adapter is adapter else _named_decoder(name, adapter)

@@ -29,7 +29,9 @@ DIVISORS = range(8, 16)
 """Numbers of scales in the step of a half. With 8, every range fits into 8 bits, and most do with more."""
 
 FLOAT16_LEAST = 2.0**-24
+"""The least number of float16 above 0, and the distance of its smallest numbers."""
 FLOAT16_EPS = 2.0**-10
+"""The distance of float16 numbers at 1."""
 
 TILE = 1 << 19
 """Number of weights that are rounded together."""

@@ -261,7 +261,7 @@ class AsyncEngine:
         return replace(event.facts, block=max(event.facts.block, self._adapters.block))
 
     def _use(self, writer: asyncio.StreamWriter) -> None:
-        """Send orders to the process behind `writer` from now on, and keep its adapters."""
+        """Send orders to the process behind `writer` from now on, and remember the adapters that it has."""
 
         def send(order: Order) -> None:
             if writer.is_closing():
