@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,7 @@ from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.process.chunk_streams import ChunkStreams
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
 from mars_ray.measure import machine
@@ -47,16 +48,16 @@ class CountingDecoder(Decoder):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        deliver = AsyncEngine._deliver
+        deliver = ChunkStreams.deliver
         counts = Path(os.environ["MARS_RAY_COUNTED"])
 
-        def count(engine: AsyncEngine, chunks: list[Chunk]) -> None:
+        def count(streams: ChunkStreams, chunks: Sequence[Chunk]) -> list[str]:
             with (counts / f"{os.getpid()}.txt").open("a") as file:
                 file.write(f"{sum(len(chunk.tokens) for chunk in chunks)}\n")
-            deliver(engine, chunks)
+            return deliver(streams, chunks)
 
-        # Patch the class of the engine, because a class that Ray pickles from this file has its own globals.
-        AsyncEngine._deliver = count  # type: ignore[method-assign, assignment]
+        # Patch the class of the streams, because a class that Ray pickles from this file has its own globals.
+        ChunkStreams.deliver = count  # type: ignore[method-assign, assignment]
 
 
 @dataclass

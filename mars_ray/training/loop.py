@@ -15,28 +15,19 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import broadcast
-from torch import Tensor, nn
+from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mars_ray.adapter import loss as adapter_loss
 from mars_ray.adapter.card import AdapterCard
 from mars_ray.adapter.folder import save_adapter, start_from
 from mars_ray.adapter.gated_lora import GatedLoRA, new_adapter
-from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.data.packed import PackedData
 from mars_ray.errors import DivergedError
 from mars_ray.method import tiles
 from mars_ray.method.heldout import HeldoutLookahead, HeldoutMask, heldout_masks
 from mars_ray.method.loss import StreamLoss
-from mars_ray.method.streams import (
-    GPU_MASKS,
-    PADDING,
-    PackedRows,
-    Streams,
-    clean_stream,
-    mars_streams,
-    random_phases,
-)
+from mars_ray.method.streams import PADDING, Streams
 from mars_ray.model.card import CARD_FILE, Card, library_versions
 from mars_ray.model.checkpoint import load_checkpoint, save_checkpoint, save_folder
 from mars_ray.model.digest import folder_digest, vocabulary_digest, weights_digest
@@ -47,8 +38,9 @@ from mars_ray.storage.whole_file import write_folder
 from mars_ray.training.checkpoint import RunState, Trainee, load_state, save_state, shard, unsharded
 from mars_ray.training.config import ComputeSection, TrainConfig
 from mars_ray.training.metrics import StepMetrics, open_metrics
+from mars_ray.training.micro_batches import MicroBatches
 from mars_ray.training.run_folder import RunFolder
-from mars_ray.training.schedule import block_size, generator_for, learning_rate, row_numbers, step_count
+from mars_ray.training.schedule import generator_for, learning_rate, row_numbers, step_count
 from mars_ray.training.step import keep_freed_memory, train_step
 
 
@@ -106,13 +98,12 @@ class TrainingRun:
             # SDPA.
             self._checkpoint.network.set_attn_implementation(tiles.ATTENTION)
             keep_freed_memory()
-        self._masks = config.objective.masks
-        self._multiple_of = 1 if accelerator.device.type == "cpu" else GPU_MASKS
         self._adapter = self._new_adapter()
         optimizer = config.optimizer
         self._saved_best = 0
         """`best_steps` of the state that was saved last."""
         self._steps = step_count(len(self._data), epochs=optimizer.epochs, batch_rows=optimizer.batch_rows)
+        self._batches = MicroBatches(config, self._steps, self._checkpoint.mask_id)
         self._loss, self._trainee = self._prepare()
 
     def _prepare(self) -> tuple[nn.Module, Trainee]:
@@ -156,7 +147,7 @@ class TrainingRun:
                 network,
                 rank=section.rank,
                 alpha=section.alpha or 2.0 * section.rank,
-                masks=self._masks,
+                masks=self._config.objective.masks,
                 names=section.target_modules,
             )
         if section.init:
@@ -217,7 +208,12 @@ class TrainingRun:
             losses = train_step(
                 self._loss,
                 self._trainee.optimizer,
-                self._micro_batches(rows, state.steps),
+                self._batches.of_step(
+                    rows,
+                    state.steps,
+                    worker=self._accelerator.process_index,
+                    workers=self._accelerator.num_processes,
+                ),
                 self._accelerator,
                 ar_weight=self._config.objective.ar_weight,
                 clip_norm=optimizer.clip_norm,
@@ -259,60 +255,16 @@ class TrainingRun:
         # Dropout draws from torch's own generator.
         torch.manual_seed(generator_for(self._config.seed, step).initial_seed() + self._accelerator.process_index)
 
-    def _micro_batches(self, rows: PackedRows, step: int) -> list[Streams]:
-        """Split this worker's rows of a step into micro-batches. Random numbers are drawn before the split, so they do
-        not depend on it."""
-        generator = generator_for(self._config.seed, step)
-        masks = self._masks_at(step)
-        phase_RT = self._phases(rows, masks, generator)
-        mine = range(self._accelerator.process_index, len(rows.tokens_RT), self._accelerator.num_processes)
-        size = self._config.optimizer.micro_rows
-        cuts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
-        # Without the autoregressive loss, `first` is the only option that trains the first token of a response.
-        first = self._config.objective.ar_weight == 0
-        return [self._streams(rows.select(cut), masks, phase_RT[cut], first=first) for cut in cuts]
-
-    def _masks_at(self, step: int) -> int:
-        return block_size(step, self._steps, last=self._masks) if self._config.objective.growth else self._masks
-
-    def _phases(self, rows: PackedRows, masks: int, generator: torch.Generator) -> Tensor:
-        objective = self._config.objective
-        if objective.phase == "absolute":
-            return torch.zeros_like(rows.position_RT)
-        return random_phases(rows, masks, generator)
-
-    def _streams(self, rows: PackedRows, masks: int, phase_RT: Tensor, *, first: bool = False) -> Streams:
-        objective = self._config.objective
-        if objective.kind == "ar":
-            return clean_stream(rows)
-        if objective.adapter:
-            return mask_streams(
-                rows, masks=masks, phase_RT=phase_RT, decay=objective.decay, multiple_of=self._multiple_of
-            )
-        return mars_streams(
-            rows,
-            block=masks,
-            mask_id=self._checkpoint.mask_id,
-            phase_RT=phase_RT,
-            decay=objective.decay,
-            first=first,
-            multiple_of=self._multiple_of,
-        )
-
     def _look_ahead(self) -> HeldoutLookahead | None:
         """Measure the held-out rows on every worker, because a forward of a sharded network needs all workers."""
         if self._config.objective.kind == "ar":
             return None
         rows = self._heldout.rows(range(min(self._config.measure_rows, len(self._heldout))))
-        phase_RT = self._phases(rows, self._masks, generator_for(self._config.seed, 0))
         self._checkpoint.network.eval()
-        size = self._config.optimizer.micro_rows
         masks: list[HeldoutMask] = []
-        for start in range(0, len(phase_RT), size):
-            cut = list(range(start, min(start + size, len(phase_RT))))
-            streams = self._streams(rows.select(cut), self._masks, phase_RT[cut]).to(self._accelerator.device)
+        for streams in self._batches.of_heldout(rows):
             with self._accelerator.autocast():
-                masks += self._right_masks(streams)
+                masks += self._right_masks(streams.to(self._accelerator.device))
         return HeldoutLookahead.of(masks)
 
     def _agreed(self, ahead: HeldoutLookahead | None) -> HeldoutLookahead | None:
@@ -329,7 +281,7 @@ class TrainingRun:
         network = self._checkpoint.network
         if self._adapter:
             return adapter_loss.heldout_masks(network, self._adapter, streams)
-        return heldout_masks(network, streams, block=self._masks)
+        return heldout_masks(network, streams, block=self._config.objective.masks)
 
     def _must_stop(self) -> bool:
         request = torch.tensor(int(self._folder.asked_to_stop()), device=self._accelerator.device)

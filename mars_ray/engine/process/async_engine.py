@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -26,7 +25,7 @@ from typing import NoReturn
 
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.adapter_store import AdapterStore
-from mars_ray.engine.process.chunk_stream import ChunkStream
+from mars_ray.engine.process.chunk_streams import LOST, ChunkStreams
 from mars_ray.engine.process.engine_process import EngineProcess
 from mars_ray.engine.process.grammar_checker import GrammarChecker
 from mars_ray.engine.process.grammar_store import GrammarStore
@@ -51,21 +50,12 @@ from mars_ray.engine.process.progress import Progress
 from mars_ray.engine.process.restarts import Restarts
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
-from mars_ray.errors import (
-    EngineHungError,
-    GrammarError,
-    ReplicaLostError,
-    RequestError,
-    SlowReaderError,
-)
+from mars_ray.errors import GrammarError, ReplicaLostError
 
 log = logging.getLogger(__name__)
 
 BUFFERED_TOKENS = 2048
 """Maximum number of unread tokens of a request. A request with more is cancelled, to free its slot for others."""
-
-UNLIMITED = sys.maxsize
-"""Buffer limit for requests that are not streamed, because each of their sequences arrives whole, in one chunk."""
 
 STEP_SECONDS = 300
 """Maximum duration of the first step, while step times are unknown."""
@@ -77,8 +67,6 @@ busy with other work, a healthy engine may get no processor for long, and its en
 STALLED = "the engine makes no progress and is replaced. Try again later."
 RESTARTING = "the engine has ended and starts again. Try again later."
 ENDED = "the engine has ended and takes no more requests."
-LOST = "the engine stopped before the request ended."
-HUNG = "the engine hung, and only this request can be the cause. Change the request."
 TELL_SECONDS = 1.0
 """Seconds before a stalled engine is killed, so that the error reaches the caller before the replica ends, too."""
 
@@ -87,9 +75,8 @@ class AsyncEngine:
     """Client of an engine that `serve_engine` runs at the other end of a socket. Use it in one running event loop."""
 
     def __init__(self, *, buffered_tokens: int = BUFFERED_TOKENS, adapter_memory_gib: float | None = None) -> None:
-        self._buffered_tokens = buffered_tokens
         self._adapter_memory_gib = adapter_memory_gib
-        self._streams: dict[str, ChunkStream] = {}
+        self._streams = ChunkStreams(buffered_tokens)
         self._states: deque[asyncio.Future[EngineState]] = deque()
         self._order: Callable[[Order], None] = _not_running
         """Sends an order to the running process. Raises `ReplicaLostError` if it has ended."""
@@ -161,9 +148,7 @@ class AsyncEngine:
         `EngineHungError` if it hung because of this request, `AdapterError` if its adapter cannot be loaded again, and
         `SlowReaderError` if the caller read too slowly. To stop early, call `aclose` or cancel the task.
         """
-        if request.id in self._streams:
-            raise RequestError(f"a request with the id {request.id!r} is already here; ids must differ.")
-        chunks = self._streams[request.id] = ChunkStream(request, self._buffered_tokens if stream else UNLIMITED)
+        chunks = self._streams.open(request, whole=not stream)
         try:
             await self._up.wait()
             async with self._grammar_of(request), self._adapter_of(request):
@@ -172,8 +157,7 @@ class AsyncEngine:
                 while (chunk := await chunks.next()) is not None:
                     yield chunk
         finally:
-            if self._streams.get(request.id) is chunks:
-                del self._streams[request.id]
+            if self._streams.close(request.id, chunks):
                 self._cancel(request.id)
 
     def has(self, request_id: str) -> bool:
@@ -346,10 +330,10 @@ class AsyncEngine:
                 case AdapterLoaded() as loaded:
                     self._adapters.loaded(loaded)
                 case Refused(request_id, error):
-                    if stream := self._streams.pop(request_id, None):
-                        stream.fail(error)
+                    self._streams.fail(request_id, error)
                 case list() as chunks:
-                    self._deliver(chunks)
+                    for slow in self._streams.deliver(chunks):
+                        self._cancel(slow)
         log.error("the engine process has ended")
         writer.close()
         self._lose()
@@ -372,33 +356,13 @@ class AsyncEngine:
             return
         log.error("the engine makes no progress and is replaced: %s", reason)
         self.obstacle = STALLED
-        if (suspect := self._suspect()) is not None:
-            self._streams.pop(suspect).fail(EngineHungError(HUNG))
+        if self._streams.fail_suspect(self.progress):
             await asyncio.sleep(TELL_SECONDS)
         self.process.kill()
 
-    def _suspect(self) -> str | None:
-        """Return the id of the request that makes the engine stall, or None if it could be any of several.
-
-        The engine handles orders in sequence, so requests sent after the last check have not reached it. Requests that
-        were sent before the last check but one that showed progress, or that have received a chunk, have already
-        survived a step.
-        """
-        checks = self.progress.checks
-        arrived = {
-            id: stream for id, stream in self._streams.items() if stream.added is not None and stream.added < checks
-        }
-        since = checks - self.progress.unchanged - 2
-        new = [id for id, stream in arrived.items() if not stream.begun and (stream.added or 0) >= since]
-        suspects = new or list(arrived)
-        return suspects[0] if len(suspects) == 1 else None
-
     def _lose(self) -> None:
         """Fail all requests and state queries that wait for the process."""
-        for request_id, stream in list(self._streams.items()):
-            if stream.added is not None:  # others may be sent to the next process
-                stream.fail(ReplicaLostError(LOST))
-                del self._streams[request_id]
+        self._streams.lose()
         self._adapters.lose(ReplicaLostError(LOST))
         if self._grammars is not None:
             self._grammars.lose(ReplicaLostError(LOST))
@@ -406,28 +370,6 @@ class AsyncEngine:
             if not answer.done():
                 answer.set_exception(ReplicaLostError(LOST))
         self._states.clear()
-
-    def _deliver(self, chunks: list[Chunk]) -> None:
-        # What comes with these chunks does not count as behind: their readers could not read it yet.
-        streams = {chunk.request_id: self._streams.get(chunk.request_id) for chunk in chunks}
-        behind = {request_id for request_id, stream in streams.items() if stream and stream.overfull}
-        for chunk in chunks:
-            stream = self._streams.get(chunk.request_id)
-            if stream is None:
-                continue
-            stream.put(chunk)
-            if not stream.open:
-                del self._streams[chunk.request_id]
-            elif chunk.request_id in behind:
-                log.warning("request %s is cancelled, because its reader is too slow", chunk.request_id)
-                del self._streams[chunk.request_id]
-                self._cancel(chunk.request_id)
-                stream.fail(
-                    SlowReaderError(
-                        f"the reader is more than {self._buffered_tokens} tokens behind; the request was cancelled. "
-                        "Read faster, or ask for fewer tokens."
-                    )
-                )
 
 
 def _not_running(_order: Order) -> NoReturn:
