@@ -39,13 +39,6 @@ def kv_put(key: str, value: bytes | str) -> None:
     _internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
 
 
-def kv_delete(key: str) -> None:
-    """Remove an entry of the key-value store; see `kv_get`."""
-    from ray.experimental.internal_kv import _internal_kv_del
-
-    _internal_kv_del(key, namespace=NAMESPACE)
-
-
 def free_resources() -> dict[str, dict[str, float]]:
     """Return the free resources of each node, by node id. The public function only returns the sum over all nodes."""
     from ray._private.state import available_resources_per_node

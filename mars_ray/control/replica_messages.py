@@ -135,12 +135,8 @@ class Directive:
     """Number of the report that this directive answers."""
     controller: str
     """Unique id of the controller that decided."""
-    epoch: int
-    """Number of the controller's decision that this directive carries."""
     thresholds: Mapping[str, float]
     """Threshold of each class of service, for requests that set none."""
-    reasons: Mapping[str, str]
-    """Reason for the threshold of each class."""
     lease_s: float
     """Seconds for which the directive holds, counted from the time when the report was made."""
     desired_replicas: int

@@ -23,6 +23,7 @@ from mars_ray.data.source_version import SourceVersion
 from mars_ray.errors import DataError, EmptyDataError, OutputError
 from mars_ray.method.streams import PADDING, PackedRows
 from mars_ray.storage.location import AnyPath
+from mars_ray.storage.whole_file import replace_file
 
 ROWS_FILE = "rows.parquet"
 REPORT_FILE = "packed.json"
@@ -97,9 +98,7 @@ class PackedWriter:
         self._flush()
         with _writing(self._folder):
             self._writer.close()
-            partial = self._folder / f"{REPORT_FILE}.partial"
-            partial.write_text(json.dumps(asdict(report), indent=2) + "\n")
-            partial.replace(self._folder / REPORT_FILE)
+            replace_file(self._folder / REPORT_FILE, [json.dumps(asdict(report), indent=2).encode() + b"\n"])
 
     def _flush(self) -> None:
         shape = (len(self._waiting), self._length)

@@ -5,11 +5,13 @@ A token may be half a character, and the joined bytes of tokens may differ from 
 
 import re
 
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Spelling in sentencepiece of a token that is a single byte."""
+_BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
+"""The alphabet of byte-level BPE."""
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> tuple[bytes, ...]:
@@ -31,16 +33,3 @@ def _of_byte_level(token: str) -> bytes:
 def _of_sentencepiece(token: str) -> bytes:
     byte = _BYTE.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
-
-
-def _byte_of() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE: printable Latin-1 characters stand for themselves, characters from U+0100
-    on for the other bytes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    unprintable = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
-    assert set(alphabet) == set(ByteLevel.alphabet())
-    return alphabet
-
-
-_BYTE_OF = _byte_of()

@@ -60,18 +60,7 @@ def test_a_note_is_said_once_and_again_only_when_it_changes(capsys: pytest.Captu
 def test_a_job_that_ends_before_its_first_figures_says_that_it_was_starting(capsys: pytest.CaptureFixture[str]) -> None:
     with JobProgress(lambda: 0.0):
         pass
-    assert capsys.readouterr().err == "generate: starting  0 s\n"
-
-
-def test_what_goes_on_before_there_are_figures_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with JobProgress(lambda: 0.0) as progress:
-        for stage in ("starting workers", "loading the model", "loading the model"):
-            progress.starting(stage)
-    assert capsys.readouterr().err.splitlines() == [
-        "generate: starting workers",
-        "generate: loading the model",
-        "generate: loading the model  0 s",
-    ]
+    assert capsys.readouterr().err == "generate: starting workers, which load the model  0 s\n"
 
 
 def test_what_is_not_known_yet_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:

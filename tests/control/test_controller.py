@@ -156,7 +156,8 @@ def test_a_controller_decides_once_a_second_however_many_reports_come() -> None:
     controller = Controller(plan_of(), clock=clock, unix_clock=clock)
     epochs = set()
     for number in range(1, 31):
-        epochs.add(controller.handle_report(report(number, number / 10, replica=f"r{number % 3}")).epoch)
+        controller.handle_report(report(number, number / 10, replica=f"r{number % 3}"))
+        epochs.add(controller.status().epoch)
         clock.now_s += 0.1
     assert len(epochs) in (3, 4)
 

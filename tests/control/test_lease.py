@@ -34,9 +34,7 @@ def answer(number: int = 1, threshold: float = 0.6, **fields: Any) -> Directive:
         "replica": "a",
         "controller": "first",
         "answers": number,
-        "epoch": 1,
         "thresholds": {"standard": threshold},
-        "reasons": {"standard": "load"},
         "lease_s": 5.0,
         "desired_replicas": 1,
         "paused": False,
@@ -108,7 +106,7 @@ def test_of_answers_in_any_order_only_newer_ones_are_taken(numbers: list[int]) -
         lease.report(engine_state())
     newest = 0
     for number in numbers:
-        assert lease.take(answer(number, epoch=100 - number)) == (number > newest)
+        assert lease.take(answer(number)) == (number > newest)
         newest = max(newest, number)
         assert lease.directive is not None and lease.directive.answers == newest
 

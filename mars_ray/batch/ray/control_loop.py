@@ -1,7 +1,4 @@
-"""Ray shell: report the backlog of a job to its controller once a second, and read the state of the job's workers.
-
-A worker publishes its startup status in the cluster's key-value store until its engine can report.
-"""
+"""Ray shell: report the backlog of a job to its controller once a second, and read the state of the job's workers."""
 
 import asyncio
 import threading
@@ -21,10 +18,8 @@ from mars_ray.control.core.batch_job import Yielding
 from mars_ray.control.core.ray_controller import RayController, online_statuses, remove_controllers
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import MarsRayError
-from mars_ray.ray_private import kv_delete, kv_get, kv_put
 
 EVERY_S = 1.0
-STARTING = "starting workers"
 CLUSTER_S = 5.0
 """Maximum seconds to wait for the cluster at the end of a job, because the cluster may have been stopped as well."""
 NEWS = 1.5
@@ -34,8 +29,7 @@ NEWS = 1.5
 class ControlLoop:
     """Thread that talks to the controller. It is a context manager, and the thread runs during the `with` block.
 
-    `tokens_left` returns the backlog of the job. The thread calls `on_update` with the startup status of the workers,
-    or with None once `stats` has measurements.
+    `tokens_left` returns the backlog of the job. The thread calls `on_update` once a second.
     """
 
     def __init__(
@@ -44,7 +38,7 @@ class ControlLoop:
         plan: ControlPlan,
         tokens_left: Callable[[], float],
         deadline_s: float | None,
-        on_update: Callable[[str | None], None],
+        on_update: Callable[[], None],
     ) -> None:
         self._app = app
         self._plan = plan
@@ -72,7 +66,6 @@ class ControlLoop:
         removing.join(CLUSTER_S)
 
     def _remove(self) -> None:
-        clear_startup_status(self._app)
         remove_controllers(self._app)
 
     @property
@@ -98,8 +91,7 @@ class ControlLoop:
                 backlog = Backlog(tokens=self._tokens_left(), seconds=self.left_s)
                 self._read(await controller.update_backlog(backlog, paused=paused), paused)
             if not self._ended.is_set():
-                began = self.stats.tokens or any(self.stats.running.values())
-                self._on_update(None if began else await asyncio.to_thread(read_startup_status, self._app) or STARTING)
+                self._on_update()
             await asyncio.to_thread(self._ended.wait, EVERY_S)
 
     def _read(self, status: ClusterStatus, paused: bool) -> None:
@@ -119,26 +111,3 @@ class ControlLoop:
         else:
             self.note = ""
             self._reported_late_s = 0.0
-
-
-def publish_startup_status(app: str, status: str) -> None:
-    """Publish the startup status of a worker, replacing the last status. Errors of the key-value store are ignored."""
-    with suppress(RuntimeError, RayError):
-        kv_put(_key(app), status)
-
-
-def read_startup_status(app: str) -> str | None:
-    """Return the startup status that was published last, or None if there is none or it cannot be read."""
-    with suppress(RuntimeError, RayError):
-        if status := kv_get(_key(app)):
-            return str(status.decode())
-    return None
-
-
-def clear_startup_status(app: str) -> None:
-    """Remove the published startup status."""
-    kv_delete(_key(app))
-
-
-def _key(app: str) -> str:
-    return f"startup:{app}"

@@ -16,7 +16,6 @@ import pyarrow as pa
 import ray
 
 from mars_ray.adapter.card import unnamed
-from mars_ray.batch.ray.control_loop import publish_startup_status
 from mars_ray.batch.rows.row_format import RowFormat
 from mars_ray.batch.rows.row_tables import failure_table, from_row_table, to_table
 from mars_ray.batch.run.live_stats import engine_name
@@ -101,7 +100,6 @@ class Decoder:
         return asyncio.create_task(asyncio.to_thread(self._local_spec))
 
     async def _start_worker(self) -> Worker:
-        publish_startup_status(self._app, "loading the model")
         self._spec = await asyncio.shield(self._fetched_spec)
         worker = Worker(self._name, self._engine, self._feeding)
         self._feeding.set()

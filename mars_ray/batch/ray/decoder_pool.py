@@ -45,6 +45,8 @@ class PoolSettings:
     control: ControlPlan
     gpus: float
     """Number of GPUs of each decoder."""
+    deadline_s: float | None = None
+    """Deadline of the stages that share the decoders, if they have one."""
 
 
 def choose_places(engines: "EnginePlan", *, rows: int | None = None, part: int = 1) -> tuple[Place, ...]:

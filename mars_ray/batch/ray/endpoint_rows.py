@@ -86,8 +86,8 @@ class EndpointRows:
     async def _answer(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
         """Send a request and return the answer. While the endpoint has no room, the request is sent again."""
         failures = 0
-        after_s = PAUSE_S
         while True:
+            after_s = PAUSE_S
             async with self._limit.turn() as turn:
                 try:
                     answer = await complete(**body)

@@ -25,7 +25,7 @@ from ray.exceptions import RayError
 
 from mars_ray.batch.output.folder import open_output
 from mars_ray.batch.output.report import JobReport, Status
-from mars_ray.batch.ray.control_loop import STARTING, ControlLoop
+from mars_ray.batch.ray.control_loop import ControlLoop
 from mars_ray.batch.ray.decoder_pool import answered_blocks, choose_places, pool_settings, start_decoders
 from mars_ray.batch.rows.row_tables import RowResult, failure_in
 from mars_ray.batch.run.job import Job
@@ -151,7 +151,7 @@ class _ShownJob:
         """Run the control loop and show the job while the `with` block runs."""
         self._control_loop = control_loop
         with self._progress:
-            self._progress.starting(STARTING)
+            self._progress.show_now()
             with control_loop:
                 yield
 
@@ -161,13 +161,14 @@ class _ShownJob:
             self._job.add(table)
             self._show()
 
-    def refresh(self, startup_status: str | None) -> None:
-        """Show the startup status of the workers, or the metrics of the job if the status is None."""
+    def refresh(self) -> None:
+        """Show the metrics of the job, once a worker has any."""
+        stats = self._control_loop.stats
         with self._lock:
-            if startup_status is None:
+            if stats.tokens or any(stats.running.values()):
                 self._show()
             else:
-                self._progress.starting(startup_status)
+                self._progress.refresh()
 
     def _show(self) -> None:
         stats = self._control_loop.stats

@@ -3,6 +3,7 @@
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from ray.data import ActorPoolStrategy
 
 from mars_ray.batch.ray.decoder_pool import choose_places, pool_settings
 from mars_ray.batch.ray.endpoint_rows import EndpointRows
-from mars_ray.batch.ray.shared_pool import AnsweredRows, SharedPoolSettings
+from mars_ray.batch.ray.shared_pool import AnsweredRows
 from mars_ray.batch.rows.stage_rows import Preprocess, with_requests
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig
 from mars_ray.batch.run.placement import CALLS
@@ -72,7 +73,7 @@ def _by_engines(config: ProcessorConfig) -> Answer:
 
     def answer(blocks: ray.data.Dataset) -> ray.data.Dataset:
         pool = pool_settings(engines, choose_places(engines, part=POOLS_OF_A_CLUSTER))
-        shared = SharedPoolSettings(pool=pool, deadline_s=config.deadline_s)
+        shared = replace(pool, deadline_s=config.deadline_s)
         raise_errors = not config.should_continue_on_error
         return _by_actor(
             blocks, CALLS * config.concurrency, AnsweredRows, shared, row_format, config.rows, raise_errors

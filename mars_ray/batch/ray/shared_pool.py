@@ -9,7 +9,6 @@ import hashlib
 import os
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -33,23 +32,13 @@ POOLS = 3
 """Number of pools that may die one after another with the same block before the stage fails."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPoolSettings:
-    """Settings of a shared pool. Stages with equal settings share one pool."""
-
-    pool: PoolSettings
-    deadline_s: float | None
-
-
 class SharedPool(SharedActor):
     """Actor that owns the decoders and reports the backlog of all stages to their controller."""
 
-    def __init__(self, app: str, settings: SharedPoolSettings) -> None:
-        self._decoders = start_decoders(settings.pool, app)
+    def __init__(self, app: str, settings: PoolSettings) -> None:
+        self._decoders = start_decoders(settings, app)
         self._backlogs: dict[str, RowBacklog] = {}
-        self._control_loop = ControlLoop(
-            app, settings.pool.control, self._tokens_left, settings.deadline_s, lambda _: None
-        )
+        self._control_loop = ControlLoop(app, settings.control, self._tokens_left, settings.deadline_s, lambda: None)
         self._control_loop.__enter__()
         super().__init__(self)
 
@@ -82,7 +71,7 @@ class RayPool(ActorClient):
 
     beat = remote(SharedPool.beat)
 
-    def __init__(self, app: str, settings: SharedPoolSettings) -> None:
+    def __init__(self, app: str, settings: PoolSettings) -> None:
         super().__init__(SharedPool, app, app, settings)
 
 
@@ -93,7 +82,7 @@ class AnsweredRows:
     None if unknown.
     """
 
-    def __init__(self, settings: SharedPoolSettings, row_format: bytes, rows: int | None, raise_errors: bool) -> None:
+    def __init__(self, settings: PoolSettings, row_format: bytes, rows: int | None, raise_errors: bool) -> None:
         self._settings = settings
         self._row_format = row_format
         self._raise_errors = raise_errors

@@ -17,6 +17,7 @@ from mars_ray.batch.output.report import JobMetrics, WorkerMetrics
 from mars_ray.progress import Display
 
 NAME = "generate"
+STARTING = "starting workers, which load the model"
 BAR_WIDTH = 40
 
 
@@ -25,16 +26,7 @@ class JobProgress(Display):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics: JobMetrics | None = None
-        self._startup = "starting"
         super().__init__(clock)
-
-    def starting(self, status: str) -> None:
-        """Show the startup status until there are metrics. A new status is shown at once."""
-        if status != self._startup:
-            self._startup = status
-            if self._metrics is None:
-                self.say(f"{NAME}: {status}")
-        self.refresh()
 
     def update(self, metrics: JobMetrics) -> None:
         """Show metrics. The first metrics, and any new note, are shown at once."""
@@ -51,7 +43,7 @@ class JobProgress(Display):
         """Return the bar, the metrics, the note and the workers, for a terminal."""
         metrics = self._metrics
         if metrics is None:
-            return Text(f"{NAME}: {self._startup}")
+            return Text(f"{NAME}: {STARTING}")
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
             NAME,
@@ -69,7 +61,7 @@ class JobProgress(Display):
     def line(self) -> str:
         """Return the number of rows, the metrics and the time left in one line."""
         if self._metrics is None:
-            return f"{NAME}: {self._startup}"
+            return f"{NAME}: {STARTING}"
         return f"{NAME}: " + "  ".join([_rows(self._metrics), *_figures(self._metrics), _left(self._metrics)])
 
 

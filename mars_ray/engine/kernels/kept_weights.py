@@ -8,6 +8,7 @@ Never: uses a file that is damaged, writable by other accounts, or of other weig
 import hashlib
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -204,7 +205,5 @@ def _digest(header: bytes) -> bytes:
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    size: int = getattr(torch, dtype).itemsize
-    for length in shape:
-        size *= length
+    size: int = math.prod(shape) * getattr(torch, dtype).itemsize
     return size

@@ -38,16 +38,6 @@ class SlotView:
     """Attention mask: 0 where a position may attend to a column, otherwise -inf."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRules:
-    """The rules that make attention weights of the products of queries and keys in one layer."""
-
-    scaling: float
-    sliding_window: int | None
-    softcap: float | None
-    """Soft cap: a score s becomes softcap * tanh(s / softcap)."""
-
-
 def slot_views(batch: ForwardBatch, dtype: torch.dtype) -> list[SlotView]:
     """Return the views of the sequences of a batch, in the order of their positions, with masks of `dtype`."""
     views = []
@@ -77,34 +67,54 @@ def attend(
     softcap: float | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Write keys and values to the cache, attend, and return the output [1, N, H, D]."""
+    """Write keys and values to the cache, attend, and return the output [1, N, H, D].
+
+    With `softcap`, a score s becomes softcap * tanh(s / softcap).
+    """
     keys, values = layers[module.layer_idx]  # type: ignore[index]
     keys[batch.slot_N, :, batch.target_N] = key_1KND[0].transpose(0, 1)
     values[batch.slot_N, :, batch.target_N] = value_1KND[0].transpose(0, 1)
-    scores = ScoreRules(scaling, sliding_window, softcap)
     outs = [
-        _attend(query_1HND[0, :, view.positions], keys[view.slot], values[view.slot], view, scores) for view in views
+        _attend(
+            query_1HND[0, :, view.positions],
+            keys[view.slot],
+            values[view.slot],
+            view,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+        )
+        for view in views
     ]
     return torch.cat(outs, dim=1).transpose(0, 1)[None], None
 
 
-def _attend(query_HPD: Tensor, keys: Tensor, values: Tensor, view: SlotView, scores: ScoreRules) -> Tensor:
+def _attend(
+    query_HPD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: SlotView,
+    *,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
     """Return the attention [H, P, D] of one sequence to its slot."""
     columns = len(view.column_C)
     key_KCD, value_KCD = keys[:, :columns], values[:, :columns]
     visible_PC = view.visible_PC
-    if scores.sliding_window is not None:
-        outside_PC = view.column_C <= view.position_P1 - scores.sliding_window
+    if sliding_window is not None:
+        outside_PC = view.column_C <= view.position_P1 - sliding_window
         visible_PC = visible_PC + _mask(outside_PC, visible_PC.dtype)
     # Query heads that share a key head become further positions, so that the keys are not copied for each query head.
     query = query_HPD.reshape(len(keys), -1, query_HPD.shape[2])
     visible = visible_PC.repeat(query.shape[1] // len(visible_PC), 1)
-    if scores.softcap is None:
+    if softcap is None:
         out = nn.functional.scaled_dot_product_attention(
-            query[None], key_KCD[None], value_KCD[None], attn_mask=visible, scale=scores.scaling
+            query[None], key_KCD[None], value_KCD[None], attn_mask=visible, scale=scaling
         )
     else:
-        capped = (query @ key_KCD.transpose(1, 2) * scores.scaling / scores.softcap).tanh() * scores.softcap
+        capped = (query @ key_KCD.transpose(1, 2) * scaling / softcap).tanh() * softcap
         out = (capped + visible).softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value_KCD
     return out.reshape(query_HPD.shape)
 
