@@ -8,8 +8,8 @@ Never: imports Ray.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, Gauge
@@ -91,11 +91,9 @@ class Platform(Extension):
         """Return the metrics of usage and batches."""
         return [self._metrics.text(self._meter, await asyncio.to_thread(self._figures))]
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Run the connection to the meter within the block."""
-        async with self._meter.running() if self._meter else nullcontext():
-            yield
+        return self._meter.running() if self._meter else nullcontext()
 
     def _figures(self) -> BatchFigures | None:
         """Return the figures of batches; None without storage, or if the storage does not answer."""

@@ -588,6 +588,13 @@ def test_a_damaged_file_of_a_batch_hides_no_other_batch_and_keeps_its_input(
     assert place.batches.uses(OWNER, place.batches.get(OWNER, id).input_file_id) == id
 
 
+def test_a_damaged_file_hides_no_other_file(place: Place) -> None:
+    damaged, id = (place.batches.get(OWNER, place.begin(1)).input_file_id for _ in range(2))
+    [path] = place.root.glob(f"files/*/{damaged}/file.json")
+    path.write_text('{"unknown": 1}')
+    assert [file.id for file in place.files.page(OWNER, after=None, limit=9, order="asc").data] == [id]
+
+
 def test_folders_that_are_removed_while_their_size_is_taken_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ def test_names_of_models_and_adapters_are_unique_over_the_whole_endpoint() -> No
         registry.with_model("bundled", ONE)
     with pytest.raises(ConfigError, match="main model"):
         registry.without("gpt")
-    with pytest.raises(UnknownNameError, match="Did you mean 'small'"):
+    with pytest.raises(UnknownNameError, match=r"'smal'. Did you mean 'small'\?$"):
         registry.without("smal")
 
 
@@ -180,6 +180,12 @@ def test_classes_that_a_model_leaves_out_are_the_endpoints_also_after_a_restart(
     again = manager_of(cluster, tmp_path, classes=classes)
     model = only(run(again, cluster))
     assert model.state == "ready" and [each.name for each in model.config.classes] == ["gold"]
+
+
+def test_a_model_that_lacks_a_class_of_the_endpoint_cannot_be_added(tmp_path: Path, cluster: Cluster) -> None:
+    manager = manager_of(cluster, tmp_path, classes=[{"name": "gold"}, {"name": "batch"}])
+    with pytest.raises(ConfigError, match="name the classes of the endpoint"):
+        add(manager, "small", parse_config(AddedModel, {"model": "smollm2", "classes": [{"name": "gold"}]}))
 
 
 def test_a_config_with_two_equal_names_an_unknown_class_or_access_to_nothing_is_refused() -> None:

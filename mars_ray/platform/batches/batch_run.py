@@ -148,7 +148,7 @@ class BatchRun:
             self._stop = "expired"
         elif await asyncio.to_thread(self._tools.batches.is_cancelled, self.batch):
             self._stop = "cancelled"
-        elif not await self._tools.calls.has_access(self.batch):
+        elif not await self._tools.calls.caller.has_access(self.batch):
             self._stop, self._errors = "cancelled", _errors("key_not_valid", KEY_TEXT)
         else:
             await self._count(output)

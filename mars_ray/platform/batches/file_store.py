@@ -174,7 +174,11 @@ class FileStore:
         """Return up to `limit` files after the file `after`."""
 
         def read(id: str) -> FileObject | None:
-            file = self._read(owner, id)
+            try:
+                file = self._read(owner, id)
+            except DataError as error:
+                log.error("a file is left out: %s", error)
+                return None
             return file if file is not None and purpose in (None, file.purpose) else None
 
         return page_of(names_in(self._folders.files(owner)), read, after=after, limit=limit, order=order)
@@ -202,6 +206,9 @@ class FileStore:
 
     def _read(self, owner: str, id: str) -> FileObject | None:
         fields = read_json(self._folders.files(owner) / id / OBJECT)
-        if fields is None or fields["expires_at"] <= self._clock():
+        if fields is None:
             return None
-        return FileObject.model_validate(fields)
+        try:
+            return FileObject.model_validate(fields) if fields["expires_at"] > self._clock() else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the file {id} is damaged: {error}") from error

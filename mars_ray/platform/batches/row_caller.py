@@ -6,15 +6,15 @@ Out:   the answer that a caller with the key of the batch would get: the same ch
 Never: counts the usage of a row twice.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 from fastapi import FastAPI
-from starlette.types import Message
+from starlette.types import Receive, Scope, Send
 
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.engine.service_class import BATCH_CLASS
@@ -79,58 +79,26 @@ class RowCaller:
             service_class=self._service_class,
         )
         began_s = time.perf_counter()
-        request = _AsgiCall(json.dumps(body).encode())
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": url,
-            "raw_path": url.encode(),
-            "root_path": "",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "server": None,
-            "client": None,
-        }
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._app(exchange.put_in(scope), receive, send)
+
+        # A client of this library would add what a row does not need, and take longer.
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        request = httpx2.Request(
+            "POST", f"http://rows{url}", content=json.dumps(body), headers={"content-type": "application/json"}
+        )
         try:
-            await self._app(exchange.put_in(scope), request.receive, request.send)
-        except Exception:
-            if request.status is None:  # Starlette raises an unexpected error again after it has answered
-                raise
+            answer = await transport.handle_async_request(request)
+            exchange.status = answer.status_code
         finally:
-            exchange.status = request.status
             exchange.seconds = time.perf_counter() - began_s
             if self._meter:
                 self._meter.forget(exchange)
             log_exchange(exchange)
-        body_sent = json.loads(bytes(request.answer) or b"{}")
-        return RouteAnswer(request.status or 500, body_sent, exchange.request_id, request.retry_after_s)
-
-
-class _AsgiCall:
-    """One request to an ASGI app: its body, and the answer. The caller never disconnects."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body: bytes | None = body
-        self.status: int | None = None
-        self.retry_after_s: float | None = None
-        self.answer = bytearray()
-
-    async def receive(self) -> Message:
-        if self._body is None:
-            await asyncio.get_running_loop().create_future()  # until cancelled
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            after = dict(message.get("headers", ())).get(b"retry-after")
-            self.retry_after_s = None if after is None else float(after)
-        else:
-            self.answer += message.get("body", b"")
+        after = answer.headers.get("retry-after")
+        content = json.loads(await answer.aread() or b"{}")
+        return RouteAnswer(answer.status_code, content, exchange.request_id, None if after is None else float(after))
 
 
 def make_batch_runner(

@@ -107,7 +107,7 @@ class RowCalls:
     alone."""
 
     def __init__(self, caller: RouteCaller, in_flight: int = IN_FLIGHT) -> None:
-        self._caller = caller
+        self.caller = caller
         self._limits = defaultdict[str, AdaptiveLimit](lambda: AdaptiveLimit(in_flight))
         """Limits by model. One that has no engine must not hold up the others."""
         self.in_flight = in_flight
@@ -124,7 +124,7 @@ class RowCalls:
     async def answer(self, batch: StoredBatch, row: BatchRow) -> RowResult:
         """Return the result of a row, however long it waits for room."""
         failures = 0
-        limit = self._limits[self.model_of(row.model)]
+        limit = self._limits[self.caller.model_of(row.model)]
         while True:
             if (pause := self._pauses.get(batch.id)) is not None:
                 await pause.wait()
@@ -135,7 +135,7 @@ class RowCalls:
                 if body.get("stream"):
                     return refused_row(batch, row, "stream_not_supported", "a batch cannot stream; leave stream out.")
                 try:
-                    answer = await self._caller.call(batch, body, _line_id(batch, row))
+                    answer = await self.caller.call(batch, body, _line_id(batch, row))
                 except MarsRayError:  # such as a storage that is away: the batch is tried again
                     raise
                 except Exception:  # one row must not stop the others
@@ -158,14 +158,6 @@ class RowCalls:
                     self._pauses.setdefault(batch.id, BatchPause()).refused(answer.retry_after_s)
                     continue
             await asyncio.sleep(PAUSE_S)
-
-    async def has_access(self, batch: StoredBatch) -> bool:
-        """Return whether the key of a batch is still valid."""
-        return await self._caller.has_access(batch)
-
-    def model_of(self, name: str | None) -> str:
-        """Return the name of the model that answers requests for a model or adapter."""
-        return self._caller.model_of(name)
 
     def is_paused(self, batch: StoredBatch) -> bool:
         """Return whether the batch pauses after a refusal that concerns this batch alone."""

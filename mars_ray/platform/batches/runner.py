@@ -77,7 +77,7 @@ class BatchRunner:
         runs: dict[str, list[BatchRun]] = {}
         for run, _ in self._running.values():
             if not self._tools.calls.is_paused(run.batch):
-                runs.setdefault(self._tools.calls.model_of(run.state.model), []).append(run)
+                runs.setdefault(self._tools.calls.caller.model_of(run.state.model), []).append(run)
         return {model: self._backlog(of_model) for model, of_model in runs.items()}
 
     def _backlog(self, runs: list[BatchRun]) -> Backlog:

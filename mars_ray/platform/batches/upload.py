@@ -84,6 +84,8 @@ class FormReader:
                         case File():
                             await self._begin_file(event)
                         case Field():
+                            if not event.name:  # an empty name stands for the file
+                                raise ApiError.bad_request("a field of the form has no name.", code="invalid_form")
                             self._part = event.name
                             self._fields[event.name] = bytearray()
                         case Data():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from mars_ray.errors import MarsRayError, OutputError, UnknownNameError, did_you_mean
+from mars_ray.errors import ConfigError, MarsRayError, OutputError, UnknownNameError, did_you_mean
 from mars_ray.platform.models.registry import Directory, ModelVersion, RegisteredModel, Registry, ServedModel
 from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.serve.deploy.model_settings import ModelSettings
@@ -108,15 +108,23 @@ class ModelManager:
         if name == self.registry.main:
             return self._config
         if name not in self.registry.models:
-            raise UnknownNameError(f"there is no model {name!r}{did_you_mean(name, self.registry.models)}.")
+            raise UnknownNameError(f"there is no model {name!r}.{did_you_mean(name, self.registry.models)}")
         return self.registry.models[name].current.settings
 
     def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
         """Change the registry by one of its methods, and record the act. Raises `ConfigError` and `OutputError`."""
+        if method == Registry.with_model.__name__:
+            self._check_classes(*args)
         self._save(getattr(self.registry, method)(*args))
         self._failed = {}
         self._audit.record(by, action, subject)
         self.step()
+
+    def _check_classes(self, name: str, settings: AddedModel) -> None:
+        try:
+            self._config.check_classes(name, settings)
+        except ValueError as error:
+            raise ConfigError(f"{error}.") from None
 
     # Once or twice a second.
 

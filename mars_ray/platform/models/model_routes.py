@@ -6,13 +6,14 @@ Never: returns before a change is stored. Engines start and end afterwards.
 """
 
 import json
+from contextlib import suppress
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from mars_ray.chat.request_body import Items, RequestBody
-from mars_ray.errors import ConfigError, InputError, UnknownNameError
+from mars_ray.errors import ConfigError, InputError, UnavailableError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.platform.models.registry import NAME, Directory, ModelState
 from mars_ray.platform.models.served_models import ServedModels
@@ -73,29 +74,36 @@ def model_routes(models: ServedModels) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(prefix="/admin", route_class=JsonRoute, redirect_slashes=False)
 
-    async def change(request: Request, action: str, subject: str, method: str, *args: Any) -> ModelObjectList:
+    async def change(request: Request, action: str, subject: str, method: str, *args: Any) -> None:
         if models.link is None:
             message = "This endpoint has one model only: its application has no deployment `Models`."
             raise ApiError(404, message, type="invalid_request_error", code="no_models")
         by = Exchange.of(request.scope).operator
         try:
             await models.link.change(by, action, subject, method, *args)
-            return await _list(models)
         except UnknownNameError as error:
             raise ApiError(404, str(error), type="invalid_request_error", code="model_not_found") from None
         except InputError as error:
             raise ApiError.bad_request(str(error)) from None
 
+    async def list_after_change() -> ModelObjectList:
+        with suppress(UnavailableError):  # an error would ask the operator to make the change again
+            await models.refresh()
+        return await _list(models)
+
     @routes.get("/models")
     async def list_models() -> ModelObjectList:
         """Return the models and adapters, with their states."""
+        if models.link:
+            await models.refresh()
         return await _list(models)
 
     @routes.post("/models")
     async def add_model(body: ModelRequest, request: Request) -> ModelObjectList:
         """Add a model, or a new version of one."""
         settings = _settings(body)
-        return await change(request, "model.added", body.name, "with_model", body.name, settings)
+        await change(request, "model.added", body.name, "with_model", body.name, settings)
+        return await list_after_change()
 
     @routes.post("/adapters")
     async def add_adapter(body: AdapterRequest, request: Request) -> ModelObjectList:
@@ -103,7 +111,8 @@ def model_routes(models: ServedModels) -> APIRouter:
         model = body.model or models.main.name
         accounts = None if body.accounts is None else tuple(body.accounts)
         fields = (model, body.name, body.folder, accounts)
-        return await change(request, "adapter.added", body.name, "with_adapter", *fields)
+        await change(request, "adapter.added", body.name, "with_adapter", *fields)
+        return await list_after_change()
 
     @routes.delete("/models/{name:path}", status_code=204)
     async def remove(name: str, request: Request) -> Response:
@@ -125,8 +134,6 @@ def _settings(body: ModelRequest) -> AddedModel:
 
 
 async def _list(models: ServedModels) -> ModelObjectList:
-    if models.link:
-        await models.refresh()
     directory = models.directory
     ready = not await models.main.client.obstacle()
     main = ModelObject(

@@ -184,7 +184,7 @@ class Registry(BaseModel, extra="forbid"):
 
     @staticmethod
     def _unknown(name: str, known: Mapping[str, object] | list[str]) -> UnknownNameError:
-        return UnknownNameError(f"there is no model or adapter {name!r}{did_you_mean(name, known)}.")
+        return UnknownNameError(f"there is no model or adapter {name!r}.{did_you_mean(name, known)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ In:    the core calls these methods and never knows who implements them.
 Out:   routes, callers, forms of other APIs, metrics, and a meter.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from fastapi import APIRouter
 
@@ -56,9 +56,4 @@ class Extension:
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Run what the extension needs within the block, which lasts as long as the app."""
-        return _nothing()
-
-
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    yield
+        return nullcontext()

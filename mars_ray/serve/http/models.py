@@ -1,7 +1,6 @@
 """The models that a gateway serves, and the clients of their controllers."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,11 +78,9 @@ class OneModel:
         self.main = clients.endpoint
         self._control = clients.control
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Run the tokenizer and watch the engines within the block. Raises `ModelError`."""
-        async with self.main.running():
-            yield
+        return self.main.running()
 
     async def find(self, name: str | None, _owner: str) -> Endpoint:
         """Return the endpoint. Raises a 404 for an unknown model or adapter."""
