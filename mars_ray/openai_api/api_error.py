@@ -75,7 +75,6 @@ NO_RETRY = {"x-should-retry": "false"}
 _INTERNAL = _ErrorKind(500, "server_error", "internal_error", shown=False)
 
 _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
-    errors.ReportError: _ErrorKind(500, "server_error", "internal_error", shown=False),
     errors.RequestError: _ErrorKind(400, "invalid_request_error", None, shown=True),
     errors.PromptTooLongError: _ErrorKind(400, "invalid_request_error", "context_length_exceeded", shown=True),
     errors.GrammarError: _ErrorKind(400, "invalid_request_error", None, shown=True, param="response_format"),
@@ -93,14 +92,20 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.EngineHungError: _ErrorKind(500, "server_error", "engine_hung", shown=True),
     errors.StepError: _ErrorKind(500, "server_error", "step_failed", shown=False),
     # None of these is about a request. If one occurs during serving, it is our bug, and its message may name files.
-    errors.ConfigError: _INTERNAL,
-    errors.DataError: _INTERNAL,
-    errors.ModelError: _INTERNAL,
-    errors.OutputError: _INTERNAL,
-    errors.ClusterError: _INTERNAL,
-    errors.DivergedError: _INTERNAL,
-    errors.ServeError: _INTERNAL,
-    errors.InterruptedRunError: _INTERNAL,
+    **dict.fromkeys(
+        (
+            errors.ClusterError,
+            errors.ConfigError,
+            errors.DataError,
+            errors.DivergedError,
+            errors.InterruptedRunError,
+            errors.ModelError,
+            errors.OutputError,
+            errors.ReportError,
+            errors.ServeError,
+        ),
+        _INTERNAL,
+    ),
 }
 """The base classes `InputError` and `RunError` are left out, so that each new class under them needs its own entry."""
 

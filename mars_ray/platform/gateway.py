@@ -30,7 +30,6 @@ from mars_ray.platform.responses.routes import response_form, responses_routes
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.usage_routes import usage_routes
 from mars_ray.serve.http.extension import Extension, Meter
-from mars_ray.serve.http.routes import STREAM
 from mars_ray.serve.middleware.api_form import ApiForm, Uploads
 from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.serve.replicas.engine_metrics import openmetrics_text
@@ -75,7 +74,7 @@ class Platform(Extension):
     def routes(self) -> Sequence[APIRouter]:
         """Return the routes of the platform."""
         return [
-            responses_routes(self._models, self._responses, STREAM),
+            responses_routes(self._models, self._responses),
             batch_routes(self._stores),
             messages_routes(self._models),
             admin_routes(Administration(self._keys, self._store, self.audit, self._classes)),

@@ -41,7 +41,7 @@ def models() -> dict[tuple[str, str], type[BaseModel]]:
     nobody = cast(Any, None)  # routes are looked at and never called
     routers = (
         openai_routes(nobody),
-        responses_routes(nobody, nobody, {}),
+        responses_routes(nobody, nobody),
         messages_routes(nobody),
         control_routes(nobody, nobody),
         batch_routes(nobody),

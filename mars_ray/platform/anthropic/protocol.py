@@ -28,22 +28,22 @@ from mars_ray.chat.request_body import (
 )
 from mars_ray.chat.tools import FunctionName, refuse_hosted_tool
 from mars_ray.openai_api.api_error import ApiError
-from mars_ray.openai_api.protocol import LookaheadFields
+from mars_ray.openai_api.protocol import LookaheadFields, supported_fields
 
 NO_THREADS = "thread_unsupported_request"
 """Code of the error that makes Anthropic's client send all messages again, without a thread."""
 IGNORED = frozenset(("cache_control", "diagnostics", "metadata", "service_tier"))
 """Fields that are accepted without effect: they concern the caller's identity, billing or possible savings."""
 
-REFUSED = frozenset(("container", "context_management", "inference_geo", "mcp_servers", "speed"))
-"""Fields of Anthropic's API that this server does not support."""
-
 ALL_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 NEUTRAL: dict[str, tuple[object, ...]] = {
+    "container": (),
     "context_management": ({}, {"edits": []}, {"edits": [ALL_THINKING]}),
+    "inference_geo": (),
+    "mcp_servers": (),
     "speed": ("standard",),
 }
-"""Values of these fields that are accepted because they request nothing."""
+"""Fields that this server does not support, with the values that are accepted because they request nothing."""
 
 _BLOCK = {
     "cache_control": "Anthropic's prompt caching",
@@ -248,19 +248,11 @@ class CountTokensRequest(RequestBody):
     @classmethod
     def _drop_ignored_fields(cls, value: Any) -> Any:
         """Drop nulls and ignored fields; refuse fields that are not supported."""
-        if not isinstance(value, dict):
-            return value
-        kept = {name: item for name, item in value.items() if item is not None and name not in IGNORED}
-        if "thread" in kept:
+        if isinstance(value, dict) and value.get("thread") is not None:
             raise ApiError.bad_request(
                 "this server holds no threads; leave thread out and send all messages.", "thread", NO_THREADS
             )
-        kept = {name: item for name, item in kept.items() if item not in NEUTRAL.get(name, ())}
-        if refused := sorted(kept.keys() & REFUSED):
-            raise ApiError.bad_request(
-                f"{refused[0]} is not supported by this server; leave it out.", refused[0], "unsupported_parameter"
-            )
-        return kept
+        return supported_fields(value, IGNORED, NEUTRAL)
 
 
 class MessagesRequest(CountTokensRequest, LookaheadFields):

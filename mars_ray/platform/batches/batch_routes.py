@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from openai.types.batch import Batch
+from openai.types.file_deleted import FileDeleted
 from openai.types.file_object import FileObject
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
@@ -20,9 +21,9 @@ from mars_ray.errors import FileInUseError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.platform.batches.batch_store import Stores
 from mars_ray.platform.batches.file_store import FileStore
-from mars_ray.platform.batches.protocol import BatchRequest, DeletedFile, ExpiresAfter, ObjectPage
+from mars_ray.platform.batches.protocol import BatchRequest, ExpiresAfter, ObjectPage
 from mars_ray.platform.batches.upload import FormReader, UploadedForm
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.exchange import Exchange, owner_of
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 NO_STORAGE = "this endpoint stores no files and batches: its setting storage names no folder or object store."
@@ -74,23 +75,23 @@ def _add_file_routes(routes: APIRouter, stores: Stores | None) -> None:
     ) -> ObjectPage[FileObject]:
         files = _needed(stores).files
         return await asyncio.to_thread(
-            files.page, _owner(request), after=after, limit=limit, order=order, purpose=purpose
+            files.page, owner_of(request), after=after, limit=limit, order=order, purpose=purpose
         )
 
     @routes.get("/v1/files/{file_id}")
     async def get_file(file_id: str, request: Request) -> FileObject:
-        return await asyncio.to_thread(_needed(stores).files.get, _owner(request), file_id)
+        return await asyncio.to_thread(_needed(stores).files.get, owner_of(request), file_id)
 
     @routes.get("/v1/files/{file_id}/content", response_class=Response)
     async def content(file_id: str, request: Request) -> Response:
-        chunks = await asyncio.to_thread(_needed(stores).files.content, _owner(request), file_id)
+        chunks = await asyncio.to_thread(_needed(stores).files.content, owner_of(request), file_id)
         return StreamingResponse(chunks, media_type="application/octet-stream")
 
     @routes.delete("/v1/files/{file_id}")
-    async def delete_file(file_id: str, request: Request) -> DeletedFile:
+    async def delete_file(file_id: str, request: Request) -> FileDeleted:
         stores_in_use = _needed(stores)
-        await asyncio.to_thread(_delete, stores_in_use, _owner(request), file_id)
-        return DeletedFile(id=file_id)
+        await asyncio.to_thread(_delete, stores_in_use, owner_of(request), file_id)
+        return FileDeleted(id=file_id, object="file", deleted=True)
 
 
 def _add_batch_routes(routes: APIRouter, stores: Stores | None) -> None:
@@ -101,19 +102,19 @@ def _add_batch_routes(routes: APIRouter, stores: Stores | None) -> None:
 
     @routes.get("/v1/batches")
     async def list_batches(request: Request, after: str | None = None, limit: Limit = 20) -> ObjectPage[Batch]:
-        return await asyncio.to_thread(_needed(stores).batches.page, _owner(request), after=after, limit=limit)
+        return await asyncio.to_thread(_needed(stores).batches.page, owner_of(request), after=after, limit=limit)
 
     @routes.get("/v1/batches/{batch_id}")
     async def get_batch(batch_id: str, request: Request) -> Batch:
-        return await asyncio.to_thread(_needed(stores).batches.get, _owner(request), batch_id)
+        return await asyncio.to_thread(_needed(stores).batches.get, owner_of(request), batch_id)
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(batch_id: str, request: Request) -> Batch:
-        return await asyncio.to_thread(_needed(stores).batches.cancel, _owner(request), batch_id)
+        return await asyncio.to_thread(_needed(stores).batches.cancel, owner_of(request), batch_id)
 
 
 async def _upload(files: FileStore, request: Request) -> FileObject:
-    owner = _owner(request)
+    owner = owner_of(request)
     reader = FormReader(request, lambda: files.new_upload(owner))
     form = await reader.read()
     try:
@@ -153,7 +154,3 @@ def _needed(stores: Stores | None) -> Stores:
     if stores is None:
         raise ApiError(404, NO_STORAGE, type="invalid_request_error", code="storage_not_configured")
     return stores
-
-
-def _owner(http: Request) -> str:
-    return Exchange.of(http.scope).owner

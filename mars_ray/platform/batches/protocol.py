@@ -87,14 +87,6 @@ class ObjectPage(BaseModel, Generic[T]):
     has_more: bool
 
 
-class DeletedFile(BaseModel):
-    """Response to the deletion of a file."""
-
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
-
-
 def window_seconds(window: str) -> int:
     """Return the seconds of a completion window such as "24h". Raises `ValueError`."""
     match = _WINDOW.fullmatch(window)

@@ -30,7 +30,7 @@ from mars_ray.platform.responses.response_store import ResponseStoreClient
 from mars_ray.platform.responses.routes import response_form, responses_routes
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.serve.http.error_answers import add_error_handlers
-from mars_ray.serve.http.routes import STREAM, openai_routes
+from mars_ray.serve.http.routes import openai_routes
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.middleware.key_store import LiveKeys
 
@@ -50,7 +50,7 @@ class RowCaller:
         self._app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         add_error_handlers(self._app, lambda: 1)
         self._app.include_router(openai_routes(models))
-        self._app.include_router(responses_routes(models, store, STREAM))
+        self._app.include_router(responses_routes(models, store))
         self._meter = meter
         self._service_class = service_class
         self._callers = callers

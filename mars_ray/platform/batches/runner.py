@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from itertools import islice
 
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.errors import DataError, MarsRayError
@@ -147,13 +148,12 @@ class BatchRunner:
     def _to_end(self, waiting: list[StoredBatch], room: int) -> list[StoredBatch]:
         """Return up to `room` batches that are cancelled or past their deadline, so that only their end is left to
         store."""
-        ended: list[StoredBatch] = []
-        for batch in waiting:
-            if len(ended) == room:
-                break
-            if batch.expires_at <= self._tools.unix_clock() or self._tools.batches.is_cancelled(batch):
-                ended.append(batch)
-        return ended
+        ended = (
+            batch
+            for batch in waiting
+            if batch.expires_at <= self._tools.unix_clock() or self._tools.batches.is_cancelled(batch)
+        )
+        return list(islice(ended, room))
 
     def _start(self, batch: StoredBatch) -> None:
         run = BatchRun(batch, self._tools)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Query, Request
@@ -29,8 +29,9 @@ from mars_ray.platform.responses.items import ItemPage, item_page, parsed_items,
 from mars_ray.platform.responses.protocol import RESPONSES_PATH, Item, ItemReference, ResponsesRequest
 from mars_ray.platform.responses.response_store import ResponseStoreClient, StoredResponse
 from mars_ray.platform.responses.translate import chat_request_of, items_of, responses_error, stream_error
+from mars_ray.serve.http.routes import STREAM
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.exchange import owner_of
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,11 @@ def response_form(path: str) -> ApiForm:
     return RESPONSES if path == RESPONSES_PATH else OPENAI
 
 
-def responses_routes(
-    models: ServedModels, store: ResponseStoreClient, stream_schema: dict[int | str, dict[str, Any]]
-) -> APIRouter:
-    """Return the routes. `stream_schema` documents answers that may be streams."""
+def responses_routes(models: ServedModels, store: ResponseStoreClient) -> APIRouter:
+    """Return the routes."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False)
 
-    @routes.post(RESPONSES_PATH, response_model=ResponseObject, responses=stream_schema)
+    @routes.post(RESPONSES_PATH, response_model=ResponseObject, responses=STREAM)
     async def create(body: ResponsesRequest, request: Request) -> Response:
         return await create_response(models, store, body, request)
 
@@ -70,11 +69,11 @@ def responses_routes(
             raise ApiError.bad_request(
                 "stream is not supported for stored responses; leave it out.", "stream", "unsupported_parameter"
             )
-        return Response(await store.get(_owner(request), response_id), media_type="application/json")
+        return Response(await store.get(owner_of(request), response_id), media_type="application/json")
 
     @routes.delete(RESPONSES_PATH + "/{response_id}")
     async def delete(response_id: str, request: Request) -> DeletedResponse:
-        await store.delete(_owner(request), response_id)
+        await store.delete(owner_of(request), response_id)
         return DeletedResponse(id=response_id)
 
     @routes.get(RESPONSES_PATH + "/{response_id}/input_items")
@@ -85,7 +84,7 @@ def responses_routes(
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> ItemPage:
-        turns = await store.chain(_owner(request), response_id, 2 * models.main.limits.body_bytes)
+        turns = await store.chain(owner_of(request), response_id, 2 * models.main.limits.body_bytes)
         lists = [items for turn in turns for items in (turn.input, turn.output)]
         items = [item for part in lists[:-1] for item in json.loads(part)]
         return item_page(items, limit=limit, order=order, after=after)
@@ -97,8 +96,8 @@ async def create_response(
     models: ServedModels, store: ResponseStoreClient, body: ResponsesRequest, http: Request
 ) -> Response:
     """Answer a request, and store the response unless the request declines. Raises `ApiError` and `MarsRayError`."""
-    owner = _owner(http)
-    endpoint = await models.find(body.model, _owner(http))
+    owner = owner_of(http)
+    endpoint = await models.find(body.model, owner)
     body = await _resolved(store, owner, body, endpoint.limits.body_bytes)
     before = await _conversation(store, owner, body, endpoint.limits.body_bytes)
     # A random id, because callers choose the id of the request and another caller must not guess this one.
@@ -183,7 +182,3 @@ async def _keep(store: ResponseStoreClient, owner: str, body: ResponsesRequest, 
     except UnavailableError as error:
         log.warning("response %s was not stored: %s", response.id, error)
         response.store = False
-
-
-def _owner(http: Request) -> str:
-    return Exchange.of(http.scope).owner

@@ -62,7 +62,6 @@ class GatewayMeter(Meter):
         *,
         name: str,
         unix_clock: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.link = link
         self.refused = Counter[str]()
@@ -70,15 +69,14 @@ class GatewayMeter(Meter):
         self._prices = prices
         self._name = f"{name}:{uuid4().hex}"
         self._unix_clock = unix_clock
-        self._clock = clock
         self._running: dict[str, _Running] = {}
         self._recent: dict[str, _Running] = {}
         self._asked: dict[str, tuple[LimitedRequest, asyncio.Future[Granted | LimitRefusal]]] = {}
         self._ended: list[str] = []
         self._news = asyncio.Event()
         self._silent_since_s: float | None = None
-        self._forgot_s = clock()
-        self._spool = RecordSpool(link, clock, self._end_all)
+        self._forgot_s = time.monotonic()
+        self._spool = RecordSpool(link, self._end_all)
 
     @property
     def records_waiting(self) -> int:
@@ -116,7 +114,7 @@ class GatewayMeter(Meter):
                 self.refused[answer.limit] += 1
                 raise limit_error(answer)
         exchange.meter_id = id
-        self._running[id] = _Running(group, limited, self._clock())
+        self._running[id] = _Running(group, limited, time.monotonic())
         if limited:
             self._recent[id] = self._running[id]
 
@@ -166,7 +164,7 @@ class GatewayMeter(Meter):
 
     async def _decided(self, request: LimitedRequest) -> Granted | LimitRefusal:
         """Return the decision of the meter. Raises an `ApiError` if the meter does not answer in time."""
-        silent_s = 0.0 if self._silent_since_s is None else self._clock() - self._silent_since_s
+        silent_s = 0.0 if self._silent_since_s is None else time.monotonic() - self._silent_since_s
         future: asyncio.Future[Granted | LimitRefusal] = asyncio.get_running_loop().create_future()
         self._asked[request.id] = (request, future)
         self._news.set()
@@ -209,7 +207,7 @@ class GatewayMeter(Meter):
                 self._silent_since_s = None
             except UnavailableError as error:
                 if self._silent_since_s is None:
-                    self._silent_since_s = self._clock()
+                    self._silent_since_s = time.monotonic()
                     log.warning("the meter of usage does not answer: %s", error)
                 self._news.set()
                 await asyncio.sleep(RETRY_S)
@@ -240,7 +238,7 @@ class GatewayMeter(Meter):
         return False
 
     def _introduction(self) -> list[RecentRequest]:
-        now_s = self._clock()
+        now_s = time.monotonic()
         return [
             RecentRequest(request=running.limited, age_s=now_s - running.admitted_s, running=not running.counted)
             for running in self._recent.values()
@@ -249,7 +247,7 @@ class GatewayMeter(Meter):
 
     def _forget_old(self) -> None:
         """Forget the requests that have left the window and have ended, at most once a second."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if now_s - self._forgot_s < 1:
             return
         self._forgot_s = now_s

@@ -154,7 +154,7 @@ class UsageLedger:
         with self._errors("read"):
             self._refresh()
         state = self._current()
-        return LedgerView(self._files, state.snapshot.day_files(), dict(state.pending))
+        return LedgerView(self._files, state.snapshot.days, dict(state.pending))
 
     def rows(self, first: str, last: str, account: str | None = None) -> UsageSums:
         """Return the present sums, see `LedgerView.rows`."""
@@ -219,7 +219,7 @@ class UsageLedger:
         self._replaced.append((now_s, self._files.replaced_by(snapshot)))
 
     def _add_spent(self, state: _State) -> None:
-        days = state.snapshot.day_files()
+        days = state.snapshot.days
         for sums in self._files.days([days[day] for day in sorted(days)[-BUDGET_DAYS:]]):
             for group, counts in sums.items():
                 state.spend(group, counts)
@@ -230,7 +230,7 @@ class UsageLedger:
             return
         state = self._current()
         number = state.number
-        days = state.snapshot.day_files()
+        days = dict(state.snapshot.days)
         for day in {group.day for group in state.pending}:
             [sums] = self._files.days([days[day]]) if day in days else [{}]
             add_up(sums, ((group, counts) for group, counts in state.pending.items() if group.day == day))

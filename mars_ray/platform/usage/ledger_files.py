@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mars_ray.errors import UnavailableError
@@ -32,14 +32,10 @@ class Snapshot:
     """Names of the files that replace all segments up to `number`."""
 
     number: int = 0
-    days: Mapping[str, str] | None = None
+    days: Mapping[str, str] = field(default_factory=dict)
     """Name of the file with the sums of each day."""
     ids: tuple[str, ...] = ()
     """Files with the digests of the ids that are still remembered, oldest first."""
-
-    def day_files(self) -> dict[str, str]:
-        """Return the name of the file of each day."""
-        return dict(self.days or {})
 
 
 def usage_folder(storage: str) -> AnyPath:
@@ -89,7 +85,7 @@ class LedgerFiles:
     def create_snapshot(self, snapshot: Snapshot) -> bool:
         """Create the file of a snapshot, and return whether it was created. False means that another one has its
         number."""
-        content = {"days": snapshot.day_files(), "ids": list(snapshot.ids)}
+        content = {"days": dict(snapshot.days), "ids": list(snapshot.ids)}
         return create_file(self.folder / "snapshots" / numbered(snapshot.number), json.dumps(content).encode())
 
     def create_segment(self, number: int, records: Sequence[UsageRecord]) -> bool:
@@ -142,7 +138,7 @@ class LedgerFiles:
 
     def replaced_by(self, snapshot: Snapshot) -> list[AnyPath]:
         """Return the files that nobody needs once `snapshot` exists."""
-        kept = {*snapshot.day_files().values(), *snapshot.ids, numbered(snapshot.number)}
+        kept = {*snapshot.days.values(), *snapshot.ids, numbered(snapshot.number)}
         return [
             self.folder / folder / name
             for folder in FOLDERS

@@ -306,19 +306,13 @@ class UsageLimiter:
 
 
 def _budgets(limits: UsageLimits, request: LimitedRequest) -> Iterator[_Budget]:
-    month = month_of(request.day)
-    for name, tokens, period in (
-        ("tokens_per_day", limits.tokens_per_day, request.day),
-        ("tokens_per_month", limits.tokens_per_month, month),
-    ):
-        if tokens is not None:
-            yield _Budget(name, tokens, request.tokens, period, 0)
-    for name, money, period in (
-        ("money_per_day", limits.money_per_day, request.day),
-        ("money_per_month", limits.money_per_month, month),
-    ):
-        if money is not None:
-            yield _Budget(name, round(money * BILLIONTHS), request.price_billionths, period, 1)
+    for span, period in (("day", request.day), ("month", month_of(request.day))):
+        for index, (kind, unit, amount) in enumerate(
+            (("tokens", 1, request.tokens), ("money", BILLIONTHS, request.price_billionths))
+        ):
+            name = f"{kind}_per_{span}"
+            if (limit := getattr(limits, name)) is not None:
+                yield _Budget(name, round(limit * unit), amount, period, index)
 
 
 def _shown(name: str, amount: int) -> str:

@@ -71,13 +71,10 @@ class UsageMeter:
     themselves. All methods raise `UnavailableError` while the ledger cannot be read or written.
     """
 
-    def __init__(
-        self, ledger: UsageLedger, *, settle_s: float = 0.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, ledger: UsageLedger, *, settle_s: float = 0.0) -> None:
         self._ledger = ledger
-        self._limiter = UsageLimiter(ledger.spent, clock)
-        self._clock = clock
-        self._settled_s = clock() + settle_s
+        self._limiter = UsageLimiter(ledger.spent, time.monotonic)
+        self._settled_s = time.monotonic() + settle_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="usage-ledger")
         self._report_thread = ThreadPoolExecutor(1, thread_name_prefix="usage-report")
         self._reporting: set[str | None] = set()
@@ -92,7 +89,7 @@ class UsageMeter:
             self._limiter.introduce(message.gateway, message.recent)
         for id in message.ended:
             self._limiter.settle(id, 0)
-        if self._clock() < self._settled_s:
+        if time.monotonic() < self._settled_s:
             return MeterReply(wait=True)
         if message.requests and not self._ledger.opened:
             await self._run(self._ledger.open)

@@ -8,6 +8,7 @@ Never: drops a record, or sends the usage of a request under two ids. Beyond `SP
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
@@ -31,9 +32,8 @@ class RecordSpool:
     `release` gets the ids of reservations whose usage was stored under another id.
     """
 
-    def __init__(self, link: MeterLink, clock: Callable[[], float], release: Callable[[list[str]], None]) -> None:
+    def __init__(self, link: MeterLink, release: Callable[[list[str]], None]) -> None:
         self._link = link
-        self._clock = clock
         self._release = release
         self._reserved: set[str] = set()
         """Ids of waiting records, added up or not, that end a reservation."""
@@ -52,8 +52,8 @@ class RecordSpool:
         try:
             yield
         finally:
-            ends_s = self._clock() + flush_s
-            while self.waiting and self._clock() < ends_s:
+            ends_s = time.monotonic() + flush_s
+            while self.waiting and time.monotonic() < ends_s:
                 await asyncio.sleep(0.01)
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)

@@ -33,7 +33,7 @@ from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.extension import Extension
 from mars_ray.serve.http.models import GatewayModels
-from mars_ray.serve.middleware.exchange import Exchange
+from mars_ray.serve.middleware.exchange import Exchange, owner_of
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path
 from mars_ray.web.pages import PAGES, POLICY, page, static_files
@@ -150,7 +150,7 @@ def openai_routes(models: GatewayModels) -> APIRouter:
 
     @routes.get("/v1/models")
     async def list_models(request: Request) -> ModelList:
-        return ModelList(data=[_model(info) for info in await models.infos(_owner(request))])
+        return ModelList(data=[_model(info) for info in await models.infos(owner_of(request))])
 
     @routes.get("/v1/models/{model:path}")
     async def get_model(model: str, request: Request) -> Model:
@@ -208,13 +208,9 @@ def health_routes(main: Endpoint, metrics: Callable[[str], Awaitable[tuple[bytes
     return routes
 
 
-def _owner(request: Request) -> str:
-    return Exchange.of(request.scope).owner
-
-
 async def endpoint_of(models: GatewayModels, name: str | None, request: Request) -> Endpoint:
     """Return the endpoint that answers a request for a model."""
-    return await models.find(name, _owner(request))
+    return await models.find(name, owner_of(request))
 
 
 def _model(model: ModelInfo) -> Model:

@@ -27,7 +27,7 @@ from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.middleware.admission import Admission
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm, Uploads
-from mars_ray.serve.middleware.api_keys import Role, role_allows
+from mars_ray.serve.middleware.api_keys import role_allows
 from mars_ray.serve.middleware.body import BodyStream, drain_body, has_body, read_body, replay_body
 from mars_ray.serve.middleware.callers import Caller, Callers, unauthorized
 from mars_ray.serve.middleware.exchange import Exchange, trace_id_of
@@ -73,7 +73,6 @@ class AccessMiddleware:
         observe: Callable[[Exchange], None],
         identified: Callable[[Exchange, Headers], None] | None = None,
         open_paths: frozenset[str] = OPEN_PATHS,
-        role_of: Callable[[str], Role] = role_of_path,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         running: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
@@ -89,10 +88,9 @@ class AccessMiddleware:
         self._observe = observe
         self._identified = identified
         self._open_paths = open_paths
-        self._role_of = role_of
         self._new_id = new_id
         self._hosts = AllowedHosts(allowed_hosts)
-        self.admission = Admission(limits, retry_after_s)
+        self.admission = Admission(limits, retry_after_s, has_keys=callers is not None)
         """The requests in flight, for metrics and for code that waits until they end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,8 +149,7 @@ class AccessMiddleware:
             with self.admission.admit_page() if page else nullcontext():
                 await self._run(inner_scope, headers, receive, response, body_bytes=0)
             return
-        role = self._role_of(exchange.path)
-        has_key = self._callers is not None
+        role = role_of_path(exchange.path)
         if self._callers is None:
             exchange.key = ANONYMOUS
             exchange.service_class = self._default_class
@@ -170,14 +167,16 @@ class AccessMiddleware:
         tokenizing = exchange.path in self._tokenizer_paths
         if self._uploads and exchange.path == self._uploads.path and exchange.method == "POST":
             with (
-                self.admission.admit(exchange.key, role, has_key=has_key),
-                self.admission.admit_upload(exchange.key, self._uploads.at_once, has_key=has_key),
+                self.admission.admit(exchange.key, role),
+                self.admission.admit_further("uploads", exchange.key, self._uploads.at_once),
             ):
                 await self._stream(inner_scope, headers, receive, response, self._uploads.max_bytes)
             return
         with (
-            self.admission.admit(exchange.key, role, has_key=has_key),
-            self.admission.admit_tokenizing(exchange.key, has_key=has_key) if tokenizing else nullcontext(),
+            self.admission.admit(exchange.key, role),
+            self.admission.admit_further("tokenizer requests", exchange.key, self._limits.tokenize_per_key)
+            if tokenizing
+            else nullcontext(),
         ):
             await self._run(inner_scope, headers, receive, response, body_bytes=self._limits.body_bytes)
 

@@ -7,7 +7,7 @@ Never: waits, or keeps a place after the request has ended, however it ended.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,14 +26,16 @@ PAGE_REQUESTS = 64
 class Admission:
     """Counts requests in flight in one process. Use it on one event loop."""
 
-    def __init__(self, limits: RequestLimits, retry_after_s: Callable[[], int]) -> None:
+    def __init__(self, limits: RequestLimits, retry_after_s: Callable[[], int], *, has_keys: bool) -> None:
+        """`has_keys` says whether callers have keys."""
         self._limits = limits
+        self._whose = "This key has" if has_keys else "Callers without a key together have"
         self.retry_after_s = retry_after_s
         self._callers: Counter[str] = Counter()
         self._operators: Counter[str] = Counter()
-        self._pages = 0
-        self._tokenizing: Counter[str] = Counter()
-        self._uploading: Counter[str] = Counter()
+        self._pages: Counter[str] = Counter()
+        self._further: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Further places that requests hold, by their kind."""
 
     @property
     def in_flight(self) -> dict[str, int]:
@@ -42,7 +44,7 @@ class Admission:
         return dict(Counter(dict(self._callers)) + Counter(dict(self._operators)))
 
     @contextmanager
-    def admit(self, caller: str, role: Role, *, has_key: bool) -> Iterator[None]:
+    def admit(self, caller: str, role: Role) -> Iterator[None]:
         """Hold a place, within the block, for a request whose path needs `role`.
 
         Raises an `ApiError` if no place is free.
@@ -53,41 +55,33 @@ class Admission:
                 raise self._refusal(f"{OPERATOR_REQUESTS} requests of operators are in flight already.", "overloaded")
         else:
             counts = self._callers
-            self._check(counts, caller, self._limits.requests_per_key, "requests", has_key)
+            self._check(counts, caller, self._limits.requests_per_key, "requests")
             if counts.total() >= self._limits.requests:
                 raise self._refusal("The endpoint has the maximum number of requests in flight.", "overloaded")
         with _counted(counts, caller):
             yield
 
     @contextmanager
-    def admit_tokenizing(self, caller: str, *, has_key: bool) -> Iterator[None]:
-        """Hold a place at the tokenizer within the block, in addition to a place from `admit`."""
-        self._check(self._tokenizing, caller, self._limits.tokenize_per_key, "tokenizer requests", has_key)
-        with _counted(self._tokenizing, caller):
-            yield
+    def admit_further(self, kind: str, caller: str, limit: int) -> Iterator[None]:
+        """Hold one of the `limit` places of a caller for requests of a kind, such as "uploads", within the block.
 
-    @contextmanager
-    def admit_upload(self, caller: str, limit: int, *, has_key: bool) -> Iterator[None]:
-        """Hold one of `limit` places for uploads within the block, in addition to a place from `admit`."""
-        self._check(self._uploading, caller, limit, "uploads", has_key)
-        with _counted(self._uploading, caller):
+        The request has a place from `admit` as well. Raises an `ApiError` if no place is free.
+        """
+        self._check(self._further[kind], caller, limit, kind)
+        with _counted(self._further[kind], caller):
             yield
 
     @contextmanager
     def admit_page(self) -> Iterator[None]:
         """Hold a place for a page or one of its files within the block. Raises an `ApiError` if all are taken."""
-        if self._pages >= PAGE_REQUESTS:
+        if self._pages.total() >= PAGE_REQUESTS:
             raise self._refusal(f"{PAGE_REQUESTS} requests for pages are in flight already.", "overloaded")
-        self._pages += 1
-        try:
+        with _counted(self._pages, ""):
             yield
-        finally:
-            self._pages -= 1
 
-    def _check(self, counts: Counter[str], caller: str, limit: int, kind: str, has_key: bool) -> None:
+    def _check(self, counts: Counter[str], caller: str, limit: int, kind: str) -> None:
         if counts[caller] >= limit:
-            callers = "This key has" if has_key else "Callers without a key together have"
-            raise self._refusal(f"{callers} {limit} {kind} in flight already.", "rate_limit_exceeded")
+            raise self._refusal(f"{self._whose} {limit} {kind} in flight already.", "rate_limit_exceeded")
 
     def _refusal(self, message: str, code: str) -> ApiError:
         seconds = str(max(1, int(self.retry_after_s())))

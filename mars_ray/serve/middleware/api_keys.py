@@ -124,10 +124,6 @@ class KeyTable(Generic[K]):
         """Return the table with other keys."""
         return type(self)(self.source, keys)
 
-    def with_new_key(self, key: K) -> Self:
-        """Return the table with a key added. Raises `ConfigError` for a name that is taken."""
-        return self.with_keys([*self.keys, key])
-
     def with_key(self, key: K) -> Self:
         """Return the table with a key in place of the key with its name."""
         return self.with_keys([key if old.name == key.name else old for old in self.keys])

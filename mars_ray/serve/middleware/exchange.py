@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from mars_ray.engine.request import Request
@@ -114,6 +115,11 @@ class Exchange:
         """Return the exchange of a request that has passed the access middleware."""
         exchange: Exchange = scope[_SCOPE_KEY]
         return exchange
+
+
+def owner_of(http: HTTPConnection) -> str:
+    """Return the owner of what a request stores."""
+    return Exchange.of(http.scope).owner
 
 
 def trace_id_of(headers: list[tuple[bytes, bytes]]) -> str | None:

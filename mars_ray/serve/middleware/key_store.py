@@ -90,7 +90,7 @@ class KeyStore(Generic[T]):
             self._table.key_class, fields | {"sha256": digest(secret), "created": self.now().date()}, "the new key"
         )
         self._check_future(key)
-        self.change(lambda table: table.with_new_key(key))
+        self.change(lambda table: table.with_keys([*table.keys, key]))
         self._audit.record(by, "key.added", key.name, details=shown(key))
         return secret
 
@@ -179,17 +179,13 @@ class LiveKeys(Generic[T]):
         self._changes = 0
         """Number of changes made through this process; a check that began before the last one has not seen it."""
         self._loaded = store.version()
-        self._table = store.read()
+        self.table = store.read()
+        """The table of the last check."""
         self._check_classes()
         self._complaint: str | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
         self._check: asyncio.Task[None] | None = None
         self._hangs = False
-
-    @property
-    def table(self) -> T:
-        """The table of the last check."""
-        return self._table
 
     def now(self) -> datetime:
         """Return the time of day, by which keys expire."""
@@ -235,10 +231,10 @@ class LiveKeys(Generic[T]):
             # Take the version before reading: if the keys change in between, the next check reads again.
             version = self.store.version()
             if version is None or version != self._loaded:
-                self._table = self.store.read()
+                self.table = self.store.read()
                 self._loaded = version
                 self._check_classes()
-                log.info("read %d keys from %s", len(self._table.keys), self.store.name)
+                log.info("read %d keys from %s", len(self.table.keys), self.store.name)
             self._complaint = None
         except ConfigError as error:
             log.error("%s Its requests are refused.", error)
@@ -249,4 +245,4 @@ class LiveKeys(Generic[T]):
 
     def _check_classes(self) -> None:
         if self.classes is not None:
-            self._table.check_classes(self.classes)
+            self.table.check_classes(self.classes)

@@ -107,7 +107,7 @@ def run(
                     EXAMPLE.format(url=url, model=config.model_name, key=KEY_HEADER if config.knows_callers else ""),
                     flush=True,
                 )
-                for line in [*_notices(config), *_thresholds(config)]:
+                for line in [*filter(None, [config.engine.notice]), *_thresholds(config)]:
                     _say(line, started_s)
                 signals.wait()
             if _deployed_s(name) == deployed_s:
@@ -131,11 +131,6 @@ def _behind_the_load_balancer(schema: ServeDeploySchema) -> ServeDeploySchema:
 
 def _say(line: str, started_s: float) -> None:
     print(f"mars-ray: {time.monotonic() - started_s:5.1f} s  {line}", file=sys.stderr, flush=True)
-
-
-def _notices(config: ServeConfig) -> list[str]:
-    """Return the line that goes with all figures of the engines, if there is one."""
-    return [config.engine.notice] if config.engine.notice else []
 
 
 def _thresholds(config: ServeConfig) -> list[str]:
