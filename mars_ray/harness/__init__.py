@@ -19,7 +19,7 @@ def register() -> None:
         from lm_eval.api.registry import model_registry
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"lm-evaluation-harness is not installed ({error}): pip install 'mars-ray[lm-eval]'"
+            f"lm-evaluation-harness is not installed ({error}). Install mars-ray with the extra 'lm-eval'."
         ) from None
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target="mars_ray.harness.model:HarnessModel")

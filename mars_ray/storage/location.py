@@ -60,7 +60,9 @@ def locate_url(url: str) -> UPath:
         path: UPath = UPath(url, **options)
         path.fs  # noqa: B018  # creates the client
     except ImportError as error:
-        raise ConfigError(f"{scheme}:// needs a client: pip install 'mars-ray[{extra}]' ({error}).") from error
+        raise ConfigError(
+            f"{scheme}:// needs a client ({error}). Install mars-ray with the extra {extra!r}."
+        ) from error
     except Exception as error:  # clients raise errors of any class
         raise ConfigError(f"{url} cannot be used: {_first_line(error)}.") from error
     return path

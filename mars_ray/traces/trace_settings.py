@@ -31,7 +31,7 @@ def traces_are_on(environment: Mapping[str, str]) -> bool:
     if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
         raise ConfigError(
             f"{next(name for name in ENDPOINTS if environment.get(name))} is set, but the exporter of OpenTelemetry is "
-            "not installed: pip install 'mars-ray[traces]', or unset the variable."
+            "not installed. Install mars-ray with the extra 'traces', or unset the variable."
         )
     return True
 
