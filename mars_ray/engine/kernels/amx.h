@@ -83,7 +83,7 @@ inline void multiply_bfloat16(const Rows& x, const TileRows& one, const TileRows
     _tile_zero(3);
   }
   for (int64_t d = 0; d < depth; d += DEPTH, from += DEPTH / 2, other += DEPTH / 2, weights += BYTES) {
-    if (prefetches) prefetch<BYTES>(weights, 0);
+    if (prefetches) prefetch<BYTES>(weights + AHEAD);
     _tile_loadd(6, weights, 2 * LINE);
     _tile_loadd(7, weights + LINE, 2 * LINE);
     _tile_loadd(4, from, 4 * x.stride);
@@ -122,7 +122,7 @@ inline void multiply_side(const Rows& x, const TileRows& rows, int side, const c
   const int32_t* words = x.words + rows.row * x.stride;
   const auto multiply = [&](int64_t group) {
     const char* from = weights + group * INT8_GROUP;
-    if (prefetches) prefetch<INT8_GROUP>(from, 0);
+    if (prefetches) prefetch<INT8_GROUP>(from + AHEAD);
     _tile_zero(0);
     _tile_loadd(4, words + group * GROUP_STEPS, 4 * x.stride);
     _tile_loadd(6, from + LINE * side, 2 * LINE);

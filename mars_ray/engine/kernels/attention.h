@@ -67,8 +67,8 @@ inline void fetch(const T* from) {
 // Dot products of R queries with COLUMNS keys.
 template <class Dot, int R>
 void score(const Rows& queries, int64_t first, const char* keys, int64_t words, float* scores, int64_t padded) {
-  Floats out[R][2];
-  tile<Dot, R>(queries, first, keys, words, false, out);
+  Floats out[R][2] = {};
+  tile<Dot, R>(queries, first, keys, {0, words}, out);
   for (int r = 0; r < R; r++) store(scores + r * padded, out[r][0]), store(scores + r * padded + W, out[r][1]);
 }
 

@@ -16,20 +16,22 @@ inline Reading reading_of(const Matrix& w) {
 
 // Rows widened to float32, or rounded to 8 bits in groups, in the layout of `Rows`.
 struct Inputs {
-  std::vector<int32_t> words;
+  std::vector<int32_t> words, offsets;
   std::vector<float> scales, sums;
 
   // Makes room for `rows` of `depth` numbers, and for the scales of those that are read for a whole tile after the last.
   void fit(int64_t rows, int64_t depth) {
     const size_t groups = (rows + TILE_ROWS - 1) * depth / GROUP + 1;
     if (scales.size() >= groups) return;
-    words.resize(groups * GROUP / (PAIRS ? 4 : 1)), sums.resize(groups * 2), scales.resize(groups);
+    words.resize(groups * GROUP / (PAIRS ? 4 : 1)), sums.resize(groups * 2);
+    scales.resize(groups), offsets.resize(groups);
   }
 
   // Returns rows from the number at index `first` on.
   Rows rows(Reading reading, int64_t first, int64_t depth) const {
     if (reading == Reading::FLOATS) return {&words[first], depth};
-    return {&words[first / 4], depth / 4, &scales[first / GROUP], &sums[first / HALF], depth / GROUP};
+    const int64_t group = first / GROUP;
+    return {&words[first / 4], depth / 4, &scales[group], &sums[2 * group], &offsets[group], depth / GROUP};
   }
 
   template <class T>
@@ -42,7 +44,7 @@ struct Inputs {
   // Makes all products of a group NaN, because one of its numbers is infinite or NaN.
   void spoil(int64_t group) {
     std::memset(reinterpret_cast<int8_t*>(words.data()) + group * GROUP, 0, GROUP);
-    sums[2 * group] = sums[2 * group + 1] = 0;
+    sums[2 * group] = sums[2 * group + 1] = 0, offsets[group] = 0;
     scales[group] = NAN;
   }
 
@@ -71,7 +73,9 @@ struct Inputs {
       Ints numbers[VECTORS];
       for (int v = 0; v < VECTORS; v++) numbers[v] = nearest(value[v] * scale);
       store_group(to + d, &sums[(first + d) / HALF], numbers);
-      scales[(first + d) / GROUP] = top / 127.0f;
+      const int64_t group = (first + d) / GROUP;
+      scales[group] = top / 127.0f;
+      offsets[group] = -Int8Dot::OFFSET * static_cast<int32_t>(sums[2 * group] + sums[2 * group + 1]);
     }
   }
 };

@@ -12,6 +12,7 @@ constexpr int COLUMNS = 2 * W;  // columns of a block
 constexpr int GROUP = 64;       // 8-bit or 4-bit numbers that share a scale
 constexpr int HALF = 32;        // 4-bit numbers that share a multiplier and an offset
 constexpr int GROUP_STEPS = 16;  // steps of a group, with 4 weights each
+constexpr int LINE = 64;        // bytes of a cache line
 constexpr int AHEAD = 4096;     // prefetch distance in bytes: weights arrive while earlier ones are multiplied
 
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -37,15 +38,16 @@ struct Matrix {
   Format format;
   int32_t alternating;  // 1 if vectors of the first and of the second half of the columns take turns
 
-  // Returns the weights of block `index`.
-  const char* block(int64_t index) const {
+  int64_t block_bytes() const {
     const int64_t groups = depth / GROUP;
-    const int64_t bytes = format == FLOAT32    ? depth * COLUMNS * 4
-                          : format == BFLOAT16 ? depth * COLUMNS * 2
-                          : format == INT8     ? groups * INT8_GROUP
-                                               : groups * INT4_GROUP;
-    return static_cast<const char*>(weights) + index * bytes;
+    return format == FLOAT32    ? depth * COLUMNS * 4
+           : format == BFLOAT16 ? depth * COLUMNS * 2
+           : format == INT8     ? groups * INT8_GROUP
+                                : groups * INT4_GROUP;
   }
+
+  // Returns the weights of block `index`.
+  const char* block(int64_t index) const { return static_cast<const char*>(weights) + index * block_bytes(); }
 };
 
 // The low-rank factors for up to three layers that read the same input and are packed as one matrix.
@@ -61,6 +63,7 @@ struct Rows {
   int64_t stride;  // words from one row to the next
   const float* scales;
   const float* sums;  // sums of the rounded numbers of each half of a group
+  const int32_t* offsets;  // what products with a group begin with, if the instruction needs its INT8 weights with 128 added
   int64_t groups;
 };
 
@@ -69,12 +72,25 @@ struct Blocks {
   int64_t first, last;
 };
 
-// Prefetches the weights of later steps. The hardware prefetcher does so only under light load.
+// Prefetches weights for later. The hardware prefetcher does so only under light load.
 template <int BYTES>
-inline void prefetch(const char* weights, int64_t step) {
-  if constexpr (BYTES < 64) {
-    if (step % (64 / BYTES) == 0) prefetch_line(weights + AHEAD);
-  } else {
-    for (int line = 0; line < BYTES; line += 64) prefetch_line(weights + AHEAD + line);
-  }
+inline void prefetch(const char* weights) {
+  for (int line = 0; line < BYTES; line += LINE) prefetch_line(weights + line);
 }
+
+// Prefetches weights in order while others are multiplied. Several tiles may share the work.
+struct Prefetch {
+  const char* next = nullptr;
+  int64_t tiles = 0;  // 0 prefetches nothing
+  int64_t due = 0;
+
+  template <int BYTES>
+  void step() {
+    if (tiles == 1) {
+      prefetch<BYTES>(next);
+      next += BYTES;
+    } else if (tiles) {
+      for (due += BYTES; due >= LINE * tiles; due -= LINE * tiles, next += LINE) prefetch_line(next);
+    }
+  }
+};

@@ -4,7 +4,7 @@
 
 constexpr int W = 16;
 constexpr int ROWS = 12;         // rows of a tile, with two sums each
-constexpr int GROUP_ROWS = 6;    // the same for rows in 8 bits, which have sums of groups, too
+constexpr int GROUP_ROWS = 8;    // the same for rows in 8 bits, whose sums of groups leave no room for more
 constexpr int VALUE_VECTORS = 16;  // vectors of a value that are summed together in attention
 constexpr int SUMS = 24;         // sums that fit into registers
 
@@ -120,7 +120,7 @@ constexpr int32_t BYTE_OFFSET = 0;
 constexpr int32_t BYTE_OFFSET = 128;
 #endif
 
-constexpr int64_t UNPACK_ROWS = 24;  // measured
+constexpr int64_t UNPACK_ROWS = 40;  // measured
 
 struct Int4Dot {
   using Part = Ints;

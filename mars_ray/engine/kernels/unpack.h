@@ -31,7 +31,7 @@ inline const char* unpacked(const char* weights, int64_t depth) {
       }
       for (int step = half * GROUP_STEPS / 2; step < (half + 1) * GROUP_STEPS / 2; step++) {
         const Words both = load_words(weights + step * INT4_STEP);
-        prefetch<INT4_STEP>(weights + step * INT4_STEP, step);
+        prefetch<INT4_STEP>(weights + step * INT4_STEP + AHEAD);
         for (int side = 0; side < 2; side++) {
           const Shorts numbers = (Shorts)(both >> 4 * side & 0x0f0f0f0fu);
           const Bytes products = (Bytes)(numbers * multipliers[side]);  // below 256, so two in a short do not mix
