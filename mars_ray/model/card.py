@@ -4,6 +4,7 @@ An unknown or missing field is an error. Readers never see a half-written card.
 """
 
 import platform
+import uuid
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mars_ray.errors import ModelError, OutputError
-from mars_ray.storage.whole_file import replace_file
 
 CARD_FILE = "mars.json"
 
@@ -120,10 +120,14 @@ def read_card(folder: Path) -> Card | None:
 
 def write_card(card: BaseModel, folder: Path) -> None:
     """Write `mars.json` of a model or an adapter into an existing folder, atomically."""
+    partial = folder / f".{CARD_FILE}.{uuid.uuid4().hex[:8]}.partial"
     try:
-        replace_file(folder / CARD_FILE, [card.model_dump_json(indent=2).encode() + b"\n"])
+        partial.write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        partial.replace(folder / CARD_FILE)
     except OSError as error:
         raise OutputError(f"Cannot write {folder / CARD_FILE}: {error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def library_versions() -> dict[str, str]:

@@ -298,7 +298,7 @@ def test_an_upload_beyond_the_limit_is_refused_and_leaves_nothing(callers: Calle
         (FORM, b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n', 400),
         (FORM, b"--x\r\n\r\n\r\n--x--\r\n", 400),
         (FORM, b"--x\r\n" + FILE_PART + b"all\r\n--x\r\nContent-Disposition: form-data\r\n\r\nmore\r\n--x--\r\n", 400),
-        (FORM, b'--x\r\nContent-Disposition: form-data; name=""\r\n\r\n' + b"x" * 150_000 + b"\r\n--x--\r\n", 400),
+        (FORM, b'--x\r\nContent-Disposition: form-data; name=""\r\n\r\n' + b"x" * 263_000 + b"\r\n--x--\r\n", 400),
     ],
 )
 def test_a_form_that_is_wrong_is_refused_and_leaves_nothing(

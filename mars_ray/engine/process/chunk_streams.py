@@ -84,7 +84,7 @@ class ChunkStreams:
         return stream
 
     def close(self, request_id: str, stream: ChunkStream) -> bool:
-        """Forget the stream of a request. Return False if it has ended, even if another request has the id now."""
+        """Forget the stream of a request, and return whether it was still open. A newer one with the id stays."""
         if self._streams.get(request_id) is not stream:
             return False
         del self._streams[request_id]

@@ -7,6 +7,7 @@ Never: counts the usage of a row twice.
 """
 
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -33,6 +34,8 @@ from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.routes import openai_routes
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.middleware.key_store import LiveKeys
+
+log = logging.getLogger(__name__)
 
 
 class RowCaller:
@@ -81,7 +84,11 @@ class RowCaller:
         began_s = time.perf_counter()
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._app(exchange.put_in(scope), receive, send)
+            try:
+                await self._app(exchange.put_in(scope), receive, send)
+            except Exception:  # Starlette raises an unexpected error again after it has answered
+                log.exception("a row of batch %s failed", batch.id)
+                raise
 
         # A client of this library would add what a row does not need, and take longer.
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)

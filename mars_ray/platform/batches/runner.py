@@ -71,7 +71,7 @@ class BatchRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def backlogs(self) -> dict[str, Backlog]:
-        """Return the work that is left for each model. A batch counts for the model of its first row.
+        """Return the work that is left for each model. A batch counts for the model of its first row that names one.
 
         Batches that a limit of their own holds up are left out: more room does not help them.
         """

@@ -49,7 +49,7 @@ def add(
     name: Name,
     model: Annotated[
         str | None,
-        typer.Argument(help="Folder, URL or name on a hub. Folders must exist on the machine where the endpoint runs."),
+        typer.Argument(help="Folder, URL or name on a hub. Folders must exist where the deployment `Models` runs."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="YAML file with the fields of an entry of `models` in a serve config.")

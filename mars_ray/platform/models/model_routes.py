@@ -6,14 +6,13 @@ Never: returns before a change is stored. Engines start and end afterwards.
 """
 
 import json
-from contextlib import suppress
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from mars_ray.chat.request_body import Items, RequestBody
-from mars_ray.errors import ConfigError, InputError, UnavailableError, UnknownNameError
+from mars_ray.errors import ConfigError, InputError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.platform.models.registry import NAME, Directory, ModelState
 from mars_ray.platform.models.served_models import ServedModels
@@ -86,11 +85,6 @@ def model_routes(models: ServedModels) -> APIRouter:
         except InputError as error:
             raise ApiError.bad_request(str(error)) from None
 
-    async def list_after_change() -> ModelObjectList:
-        with suppress(UnavailableError):  # an error would ask the operator to make the change again
-            await models.refresh()
-        return await _list(models)
-
     @routes.get("/models")
     async def list_models() -> ModelObjectList:
         """Return the models and adapters, with their states."""
@@ -103,7 +97,7 @@ def model_routes(models: ServedModels) -> APIRouter:
         """Add a model, or a new version of one."""
         settings = _settings(body)
         await change(request, "model.added", body.name, "with_model", body.name, settings)
-        return await list_after_change()
+        return await list_models()
 
     @routes.post("/adapters")
     async def add_adapter(body: AdapterRequest, request: Request) -> ModelObjectList:
@@ -112,7 +106,7 @@ def model_routes(models: ServedModels) -> APIRouter:
         accounts = None if body.accounts is None else tuple(body.accounts)
         fields = (model, body.name, body.folder, accounts)
         await change(request, "adapter.added", body.name, "with_adapter", *fields)
-        return await list_after_change()
+        return await list_models()
 
     @routes.delete("/models/{name:path}", status_code=204)
     async def remove(name: str, request: Request) -> Response:

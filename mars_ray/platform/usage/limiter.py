@@ -306,10 +306,9 @@ class UsageLimiter:
 
 
 def _budgets(limits: UsageLimits, request: LimitedRequest) -> Iterator[_Budget]:
-    for span, period in (("day", request.day), ("month", month_of(request.day))):
-        for index, (kind, unit, amount) in enumerate(
-            (("tokens", 1, request.tokens), ("money", BILLIONTHS, request.price_billionths))
-        ):
+    measures = (("tokens", 1, request.tokens), ("money", BILLIONTHS, request.price_billionths))
+    for index, (kind, unit, amount) in enumerate(measures):
+        for span, period in (("day", request.day), ("month", month_of(request.day))):
             name = f"{kind}_per_{span}"
             if (limit := getattr(limits, name)) is not None:
                 yield _Budget(name, round(limit * unit), amount, period, index)
