@@ -271,8 +271,8 @@ class Endpoint:
             traced = exchange.trace.generate(operation, model.name, requests, streamed=body.stream)
             requests = [call.request for call in traced]
             calls = traced
-        # A model that was stored before the endpoint had this class lacks it. Its engine refuses the request, so any number
-        # will do here.
+        # A model that was stored before the endpoint had this class lacks it. Its engine refuses the request, so any
+        # number will do here.
         places = self._places.get(requests[0].service_class, 1)
         generation = Generation(
             body, requests, http, builder, exchange.usage, model.engine.notice, keep, calls, self._meter, places
