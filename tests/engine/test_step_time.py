@@ -12,7 +12,6 @@ from mars_ray.engine.stats.step_time import (
     FIRST_FIT,
     FIT_EVERY,
     STEPS_KEPT,
-    STEPS_OF_SIZE,
     AheadTime,
     StepTime,
     StepTimeFit,
@@ -356,15 +355,3 @@ def test_the_bound_is_close_once_a_step_of_that_size_was_measured() -> None:
     assert found.longest_s(512) == pytest.approx(2 * 5.12)
     found.observe(StepWork(0, 0, 0, prompt_tokens=512), 0.1)
     assert found.longest_s(512) == pytest.approx(2 * 0.1)
-
-
-def test_the_first_draft_of_a_step_may_add_more_than_the_others() -> None:
-    model = decode_only(fixed_s=0.03, position_s=1e-3, kv_token_s=0.0)
-    drafts = [StepWork(16, 16 + ahead, 0) for ahead in (1, 2, 3, 5, 8)] * STEPS_OF_SIZE
-    steps = [(work, model.seconds(work) + 4e-3) for work in drafts]
-    steps += [(work, model.seconds(work)) for work in [StepWork(16, 16, 0)] * STEPS_OF_SIZE]
-    times = fit_ahead(model, steps)
-    assert (times.first_s, times.position_s, times.cheap) == (pytest.approx(4e-3), pytest.approx(1e-3), 0)
-    assert times.seconds(model, 16, 0, 1, masks=False) == pytest.approx(0.051)
-    with_masks = [(work._replace(masks=1), seconds) for work, seconds in steps if work.ahead]
-    assert fit_ahead(model, steps[-STEPS_OF_SIZE:] + with_masks).first_s == 0, "masks may be what adds it"

@@ -11,7 +11,6 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.engine.sampling.draft_choice import DraftChoice
-from mars_ray.engine.stats.block_choice import BlockChoice
 from tests.factories.engine import MakeEngine, Output, request, run
 
 EXACT, AR = DecodeParams(mode=Mode.EXACT), DecodeParams(mode=Mode.AR)
@@ -79,21 +78,6 @@ def test_text_that_repeats_takes_fewer_forwards(
     without = run(make_engine(), asked)
     forwards = [sum(each.finished.forwards for each in outputs.values()) for outputs in (again, without)]
     assert forwards[0] < 0.7 * forwards[1]
-
-
-def test_drafts_that_together_do_not_pay_for_the_first_one_are_dropped(
-    make_engine: MakeEngine, twice: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, without_masks = make_engine(), DecodeParams(mode=Mode.EXACT, block=1)
-    asked = [request(number, prompt, without_masks, max_tokens=40) for number, prompt in enumerate(twice)]
-    usual = run(engine, asked)
-    before = right(engine)
-    monkeypatch.setattr(BlockChoice, "first_price", lambda *_: 1000.0)
-    again = run(engine, asked)
-    assert right(engine) == before > 0
-    assert {name: output.tokens for name, output in again.items()} == {
-        name: output.tokens for name, output in usual.items()
-    }
 
 
 @pytest.mark.parametrize("block", [1, 4])

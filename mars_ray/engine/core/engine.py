@@ -187,7 +187,6 @@ class Engine:
         chunks, self._cancelled = self._cancelled, []
         thresholds = tuple(self._thresholds.by_class.values())
         self._blocks.next_step(self._scheduler.running, self._acceptance, thresholds, self._stats.kv_tokens)
-        self._drop_unpaid_drafts()
         try:
             batch = self._schedule()
         except Exception as error:  # no memory for a wider cache, which is not the fault of one request
@@ -212,11 +211,6 @@ class Engine:
     def close(self) -> None:
         """Leave the network without the engine's hooks. Call no other method afterwards."""
         self._forwards.runner.close()
-
-    def _drop_unpaid_drafts(self) -> None:
-        load = self.running, self._stats.kv_tokens
-        if first_price := self._blocks.first_price(*load):
-            self._drafts.drop_unpaid(self._scheduler.running, self._blocks.text_price(*load), first_price)
 
     def _schedule(self) -> list[ScheduledSequence]:
         batch = self._scheduler.schedule(self._masks_for)

@@ -230,7 +230,7 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
         for (int64_t turn = 0; turn < turns; turn++) {
           const int64_t tile = begin + turn, row = rows * tile / tiles, last = std::min(steps, first + part);
           const int64_t share = bytes * (first + part + (last - first) * turn / turns);
-          const Prefetch what{weights + (turns == 1 ? ahead : share), prefetches ? turns : 0, bytes};
+          const Prefetch what{weights + (turns == 1 ? ahead : share), prefetches ? turns : 0};
           BLOCKS.of[rows * (tile + 1) / tiles - row - 1](b, x, row, {first, last, what}, sums[turn], to);
         }
     }

@@ -82,7 +82,6 @@ inline void prefetch(const char* weights) {
 struct Prefetch {
   const char* next = nullptr;
   int64_t tiles = 0;  // 0 prefetches nothing
-  int64_t bytes = 0;  // bytes of a step, with its share of the scales
   int64_t due = 0;
 
   template <int BYTES>
@@ -91,7 +90,7 @@ struct Prefetch {
       prefetch<BYTES>(next);
       next += BYTES;
     } else if (tiles) {
-      for (due += bytes; due >= LINE * tiles; due -= LINE * tiles, next += LINE) prefetch_line(next);
+      for (due += BYTES; due >= LINE * tiles; due -= LINE * tiles, next += LINE) prefetch_line(next);
     }
   }
 };

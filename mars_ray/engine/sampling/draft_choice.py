@@ -7,7 +7,7 @@ Never: A draft from text is kept without verification. Answers that must be repr
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 from mars_ray.engine.drafting.text_drafter import DRAFTS_MOST, SequenceText, TextDraft, TextDrafter
 from mars_ray.engine.drafting.text_index import TextIndex
@@ -49,20 +49,6 @@ class DraftChoice:
             stop = next((number for number, token in enumerate(text.tokens, 1) if token in sequence.stop_ids), count)
             text = text.first(min(count, stop))
             sequence.drafts = Drafts(text.tokens, text.confidences, text, sequence.drafts.probabilities)
-
-    def drop_unpaid(self, sequences: Iterable[Sequence], price: PositionPrice, first_price: float) -> None:
-        """Drop the drafts from text of a step if together they do not gain the tokens that the first draft costs.
-
-        If the step has other drafts as well, they stay.
-        """
-        drafting = [sequence for sequence in sequences if sequence.drafts.tokens]
-        drafts = [sequence.drafts.text for sequence in drafting if sequence.matcher is None]
-        texts = [text for text in drafts if text]
-        if len(texts) < len(drafting) or sum(text.worth(price)[1] for text in texts) >= first_price:
-            return
-        for sequence in drafting:
-            sequence.drafts = Drafts()
-            self._drafter.refused()
 
     def verified(self, sequence: Sequence, right: int, tokens: int) -> None:
         """Count and learn from the drafts of a sequence, of which `right` were right, when it took `tokens` tokens."""

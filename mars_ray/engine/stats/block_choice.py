@@ -95,23 +95,12 @@ class BlockChoice:
 
     def text_price(self, num_seqs: int, kv_tokens: int) -> PositionPrice:
         """Return the price of the positions of a draft from text, from what steps gain and cost at present."""
-        ahead, rate = self._ahead_and_rate(num_seqs, kv_tokens)
-        return FIXED_PRICE if ahead is None else _price(ahead, num_seqs, rate)
-
-    def first_price(self, num_seqs: int, kv_tokens: int) -> float:
-        """Return the tokens that the engine generates in the time that the first draft of a step adds to it, beside
-        that of its position; 0 if masks are chosen, which add it anyway."""
-        ahead, rate = self._ahead_and_rate(num_seqs, kv_tokens)
-        return 0.0 if ahead is None or self._chosen > 1 else ahead.first_s * rate
-
-    def _ahead_and_rate(self, num_seqs: int, kv_tokens: int) -> tuple[AheadTime | None, float]:
-        """Return the times of drafts and masks, if they are known, and the tokens per second at present."""
         model, ahead = self._step_time.model, self._step_time.ahead(num_seqs)
         if model is None or ahead is None:
-            return None, 0.0
+            return FIXED_PRICE
         more = num_seqs * (self._usual_positions - 1)
         usual_s = ahead.seconds(model, num_seqs, kv_tokens, more, masks=self._chosen > 1)
-        return ahead, num_seqs * self._usual_tokens / max(CLOCK_S, usual_s)
+        return _price(ahead, num_seqs, num_seqs * self._usual_tokens / max(CLOCK_S, usual_s))
 
     def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> PositionPrice:
         """Return the price of the positions of drafts from masks."""
@@ -223,8 +212,7 @@ class BlockChoice:
         lost = 1 - float(rates_B[self._rival - 1] / rates_B[self._chosen - 1])
         longer = rival_s / usual_s
         self._rival_every = max(PROBE_EVERY, math.ceil(longer * max(PROBE_EVERY, lost / PROBE_SHARE)))
-        probe_s = ahead.position_s * (self._full - self._chosen)
-        probe_s += (ahead.masks_s + ahead.first_s) * (self._chosen == 1)
+        probe_s = ahead.position_s * (self._full - self._chosen) + ahead.masks_s * (self._chosen == 1)
         self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))
 
 

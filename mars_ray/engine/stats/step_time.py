@@ -6,7 +6,7 @@ seconds, and consecutive steps would make the kind that runs at that time look s
 
 Times are not quite linear: a step waits for the weights, and its first positions are computed during the wait. So a
 second model is fitted to recent steps of one size. Drafts and masks add little up to a number of positions, and each
-further one adds more. Or the first one adds most, if the positions without it fill the tiles of the kernels.
+further one adds more.
 """
 
 from collections import defaultdict, deque
@@ -43,8 +43,6 @@ CHEAP = (*range(9), *range(10, 17, 2), *range(20, 33, 4), *range(48, 129, 16))
 """Numbers of positions that are tried as those that take less time."""
 AS_GOOD = 1.02
 """Factor by which the error of a fit may exceed the smallest one, if fewer positions are cheap in it."""
-EXACT = 1e-6
-"""Error below which fits are equally good."""
 LONGER = 2
 """Factor by which a step may exceed the bound of its time, because attention takes longer as contexts grow."""
 CLOCK_S = 1e-7
@@ -127,8 +125,6 @@ class AheadTime:
     """Seconds that each of them takes all the same."""
     masks_s: float = 0.0
     """Seconds added once if the step has masks."""
-    first_s: float = 0.0
-    """Seconds added once if the step has any draft or mask."""
 
     @classmethod
     def linear(cls, model: StepTime) -> Self:
@@ -139,7 +135,7 @@ class AheadTime:
         """Return the time of a step with `ahead` drafts and masks."""
         plain_s = self.plain * model.seconds(StepWork(num_seqs, num_seqs, kv_tokens))
         ahead_s = self.cheap_s * min(ahead, self.cheap) + self.position_s * max(0.0, ahead - self.cheap)
-        return plain_s + ahead_s + self.masks_s * masks + self.first_s * (ahead > 0)
+        return plain_s + ahead_s + self.masks_s * masks
 
 
 class StepTimeFit:
@@ -249,27 +245,18 @@ def _fit_ahead(model: StepTime, steps: list[tuple[StepWork, float]]) -> AheadTim
     seconds_S = np.array([seconds for _, seconds in steps]).clip(min=CLOCK_S)
     plain_S = np.array([model.seconds(StepWork(work.num_seqs, work.num_seqs, work.kv_tokens)) for work, _ in steps])
     masks_S = np.array([work.masks > 0 for work, _ in steps])
-    # Without enough steps that have drafts only, what the first one adds cannot be told from what masks add.
-    first_S = (ahead_S > 0) & (((ahead_S > 0) & ~masks_S).sum() >= STEPS_OF_SIZE)
     fits = []
     for cheap in (cheap for cheap in CHEAP if cheap < ahead_S.max()):
-        work_S5 = np.column_stack([plain_S, ahead_S, (ahead_S - cheap).clip(0), masks_S, first_S])
+        work_S4 = np.column_stack([plain_S, ahead_S, (ahead_S - cheap).clip(0), masks_S])
         with suppress(RuntimeError):  # the solver may not converge
-            parts_5, usual_S = _usual(work_S5, seconds_S)
-            plain, cheap_s, more_s, masks_s, first_s = parts_5.tolist()
-            fitted = AheadTime(
-                plain=plain,
-                position_s=cheap_s + more_s,
-                cheap=cheap,
-                cheap_s=cheap_s,
-                masks_s=masks_s,
-                first_s=first_s,
-            )
+            parts_4, usual_S = _usual(work_S4, seconds_S)
+            plain, cheap_s, more_s, masks_s = parts_4.tolist()
+            fitted = AheadTime(plain=plain, position_s=cheap_s + more_s, cheap=cheap, cheap_s=cheap_s, masks_s=masks_s)
             fits.append((float(np.abs(usual_S / seconds_S - 1).mean()), fitted))
     if not fits:
         return AheadTime.linear(model)
     least = min(error for error, _ in fits)
-    return next(fitted for error, fitted in fits if error <= AS_GOOD * max(EXACT, least))
+    return next(fitted for error, fitted in fits if error <= AS_GOOD * least)
 
 
 def _usual(
