@@ -11,8 +11,15 @@ import pytest
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.kernels import build, families
 from mars_ray.engine.kernels.build import kernel_library, load_family
-from mars_ray.engine.kernels.families import FAMILIES, VARIABLE, KernelError, chosen_family, supported_families
-from mars_ray.engine.kernels.library_file import compile_kernels
+from mars_ray.engine.kernels.families import (
+    FAMILIES,
+    VARIABLE,
+    KernelError,
+    KernelFamily,
+    chosen_family,
+    supported_families,
+)
+from mars_ray.engine.kernels.library_file import FLAGS, SOURCE, compile_kernels, find_compiler
 from mars_ray.engine.options import EngineOptions
 from mars_ray.errors import ConfigError
 from tests.engine.stand_in_kernels import compile_stand_in
@@ -44,6 +51,12 @@ def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
     with pytest.raises(KernelError, match="no-such-compiler cannot be run"):
         load_again()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.machine == families.machine()])
+def test_the_sources_of_every_family_are_valid_also_where_the_processor_lacks_it(family: KernelFamily) -> None:
+    if family not in supported_families():  # the others are compiled by further tests
+        subprocess.run([find_compiler(), *FLAGS, "-O0", *family.flags, "-fsyntax-only", str(SOURCE)], check=True)
 
 
 def test_the_environment_chooses_the_family_and_its_layout(family: str) -> None:

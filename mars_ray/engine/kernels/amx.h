@@ -11,7 +11,6 @@
 
 constexpr bool TILES = true;
 constexpr int64_t TILE_ROWS = 16;
-constexpr int64_t LINE = 64;           // bytes of a row of a tile, and of a cache line
 constexpr int64_t CACHED_ROWS = 256;   // rows that stay in the cache while all weights pass
 constexpr int64_t FEW_INT8_ROWS = 8, FEW_INT4_ROWS = 12;  // measured
 

@@ -10,8 +10,8 @@
 #include "matrix.h"
 #include "unpack.h"
 
-constexpr int TURNS = 4;        // most tiles that take turns
-constexpr int PART_STEPS = 64;  // steps of a turn; their weights stay in the first cache
+constexpr int TURNS = 4;            // most tiles that take turns
+constexpr int64_t PART_STEPS = 64;  // steps of a turn; their weights stay in the first cache
 
 // Some steps of a block, and what is prefetched meanwhile.
 struct Steps {
@@ -89,8 +89,7 @@ inline void add_half(const Rows& x, int64_t row, int64_t group, int half, const 
 
 // Returns what R rows have summed over a group of INT8 weights as their products with it.
 template <int R, class Dot>
-inline void to_products(const Rows& x, int64_t row, int64_t group, const typename Dot::Part part[R][2],
-                        Floats product[R][2]) {
+inline void to_products(const typename Dot::Part part[R][2], Floats product[R][2]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
     for (int side = 0; side < 2; side++) product[r][side] = to_floats(Dot::total(part[r][side]));
@@ -139,7 +138,7 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* block, const 
           part[r][1] = Dot::add(part[r][1], right, word);
         }
       }
-      if constexpr (FORMAT == INT8) to_products<R, Dot>(x, row, group, part, product);
+      if constexpr (FORMAT == INT8) to_products<R, Dot>(part, product);
       else add_half<R, Dot>(x, row, group, half, scales + 2 * COLUMNS, part, product);
     }
 #pragma GCC unroll 2
@@ -151,7 +150,7 @@ inline void tile_in_groups(const Rows& x, int64_t row, const char* block, const 
         sum[r][side] = multiply_add(product[r][side], broadcast(of_row) * scale, sum[r][side]);
       }
     }
-    if (ahead.tiles == 1) ahead.step<GROUP_BYTES - GROUP_STEPS * STEP>();
+    if (ahead.tiles == 1 && STEP >= LINE) ahead.all<GROUP_BYTES - GROUP_STEPS * STEP>();
     weights += GROUP_BYTES - GROUP_STEPS * STEP;
   }
 #pragma GCC unroll 8
@@ -199,8 +198,8 @@ constexpr BlockOfRows BLOCKS{std::make_integer_sequence<int, ROWS>{}};  // by th
 
 // Computes some blocks of a linear layer for all rows, in tiles of similar size.
 //
-// Tiles take turns over parts of a block, and each prefetches its share of what follows. If each went through the whole
-// block, the first one would wait for memory, and memory for the others.
+// Tiles take turns over parts of a block, and each prefetches its share of the weights PART_STEPS further on, also in the
+// next block. If each went through the whole block, the first one would wait for memory, and memory for the others.
 template <class Act>
 void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, const Act& act) {
   if constexpr (TILES)
@@ -229,8 +228,8 @@ void linear(const Matrix& w, const Rows& x, int64_t rows, const Blocks& blocks, 
       for (int64_t first = 0; first < steps; first += part)
         for (int64_t turn = 0; turn < turns; turn++) {
           const int64_t tile = begin + turn, row = rows * tile / tiles, last = std::min(steps, first + part);
-          const int64_t share = bytes * (first + part + (last - first) * turn / turns);
-          const Prefetch what{weights + (turns == 1 ? ahead : share), prefetches ? turns : 0};
+          const int64_t distance = turns == 1 ? ahead : bytes * (first + part + (last - first) * turn / turns);
+          const Prefetch what{weights + distance, prefetches ? turns : 0, bytes};
           BLOCKS.of[rows * (tile + 1) / tiles - row - 1](b, x, row, {first, last, what}, sums[turn], to);
         }
     }

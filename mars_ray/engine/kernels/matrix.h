@@ -63,7 +63,7 @@ struct Rows {
   int64_t stride;  // words from one row to the next
   const float* scales;
   const float* sums;  // sums of the rounded numbers of each half of a group
-  const int32_t* offsets;  // what products with a group begin with, if the instruction needs its INT8 weights with 128 added
+  const int32_t* offsets;  // what sums over a group of INT8 weights begin with, if 128 is added to the weights
   int64_t groups;
 };
 
@@ -82,15 +82,19 @@ inline void prefetch(const char* weights) {
 struct Prefetch {
   const char* next = nullptr;
   int64_t tiles = 0;  // 0 prefetches nothing
+  int64_t bytes = 0;  // bytes for each step of all tiles together
   int64_t due = 0;
 
   template <int BYTES>
   void step() {
-    if (tiles == 1) {
-      prefetch<BYTES>(next);
-      next += BYTES;
-    } else if (tiles) {
-      for (due += BYTES; due >= LINE * tiles; due -= LINE * tiles, next += LINE) prefetch_line(next);
-    }
+    if (tiles == 1 && BYTES >= LINE) all<BYTES>();
+    else if (tiles)
+      for (due += bytes; due >= LINE * tiles; due -= LINE * tiles, next += LINE) prefetch_line(next);
+  }
+
+  template <int BYTES>
+  void all() {
+    prefetch<BYTES>(next);
+    next += BYTES;
   }
 };

@@ -4,7 +4,11 @@
 
 constexpr int W = 16;
 constexpr int ROWS = 12;         // rows of a tile, with two sums each
-constexpr int GROUP_ROWS = 8;    // the same for rows in 8 bits, whose sums of groups leave no room for more
+#ifdef __AVX512VNNI__
+constexpr int GROUP_ROWS = 8;    // the same for rows in 8 bits; the sums of their groups fit
+#else
+constexpr int GROUP_ROWS = 6;    // products of 8-bit numbers need more registers
+#endif
 constexpr int VALUE_VECTORS = 16;  // vectors of a value that are summed together in attention
 constexpr int SUMS = 24;         // sums that fit into registers
 
