@@ -6,16 +6,15 @@ Out:   the answer that a caller with the key of the batch would get: the same ch
 Never: counts the usage of a row twice.
 """
 
+import asyncio
 import json
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
-import httpx2
 from fastapi import FastAPI
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message
 
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.engine.service_class import BATCH_CLASS
@@ -34,8 +33,6 @@ from mars_ray.serve.http.error_answers import add_error_handlers
 from mars_ray.serve.http.routes import openai_routes
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.middleware.key_store import LiveKeys
-
-log = logging.getLogger(__name__)
 
 
 class RowCaller:
@@ -82,30 +79,58 @@ class RowCaller:
             service_class=self._service_class,
         )
         began_s = time.perf_counter()
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            try:
-                await self._app(exchange.put_in(scope), receive, send)
-            except Exception:  # Starlette raises an unexpected error again after it has answered
-                log.exception("a row of batch %s failed", batch.id)
-                raise
-
-        # A client of this library would add what a row does not need, and take longer.
-        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        request = httpx2.Request(
-            "POST", f"http://rows{url}", content=json.dumps(body), headers={"content-type": "application/json"}
-        )
+        request = _AsgiCall(json.dumps(body).encode())
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": url,
+            "raw_path": url.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "server": None,
+            "client": None,
+        }
         try:
-            answer = await transport.handle_async_request(request)
-            exchange.status = answer.status_code
+            await self._app(exchange.put_in(scope), request.receive, request.send)
+        except Exception:
+            if request.status is None:  # Starlette raises an unexpected error again after it has answered
+                raise
         finally:
+            exchange.status = request.status
             exchange.seconds = time.perf_counter() - began_s
             if self._meter:
                 self._meter.forget(exchange)
             log_exchange(exchange)
-        after = answer.headers.get("retry-after")
-        content = json.loads(await answer.aread() or b"{}")
-        return RouteAnswer(answer.status_code, content, exchange.request_id, None if after is None else float(after))
+        body_sent = json.loads(bytes(request.answer) or b"{}")
+        return RouteAnswer(request.status or 500, body_sent, exchange.request_id, request.retry_after_s)
+
+
+class _AsgiCall:
+    """One request to an ASGI app: its body, and the answer. The caller never disconnects."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self.status: int | None = None
+        self.retry_after_s: float | None = None
+        self.answer = bytearray()
+
+    async def receive(self) -> Message:
+        if self._body is None:
+            await asyncio.get_running_loop().create_future()  # until cancelled
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            after = dict(message.get("headers", ())).get(b"retry-after")
+            self.retry_after_s = None if after is None else float(after)
+        else:
+            self.answer += message.get("body", b"")
 
 
 def make_batch_runner(
