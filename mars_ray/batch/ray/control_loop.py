@@ -61,12 +61,9 @@ class ControlLoop:
     ) -> None:
         self._ended.set()
         self._thread.join(CLUSTER_S)
-        removing = threading.Thread(target=self._remove, name="remover", daemon=True)
+        removing = threading.Thread(target=remove_controllers, args=(self._app,), name="remover", daemon=True)
         removing.start()
         removing.join(CLUSTER_S)
-
-    def _remove(self) -> None:
-        remove_controllers(self._app)
 
     @property
     def left_s(self) -> float | None:

@@ -119,7 +119,7 @@ def pack_weight(weight: Tensor, bias: Tensor | None, kind: Format, layout: Weigh
 
 
 def unpack(linear: PackedLinear, layout: WeightLayout) -> Tensor:
-    """Return the weight [N, K] of a packed layer, with the padding of its outputs. Four bits are not supported."""
+    """Return the weight [N, K] of a packed layer in 8 bits or more; N counts the rows that fill its last block, too."""
     packed, _ = linear.tensors
     assert packed is not None
     columns = layout.columns

@@ -170,9 +170,10 @@ class AsyncEngine:
         return not self._streams
 
     async def state(self) -> EngineState:
-        """Return the state of the engine after its current step; while another process starts, that of the last one.
+        """Return the state of the engine after its current step.
 
-        Raises `ReplicaLostError`.
+        While a new process starts in place of one that has ended, return the last state of that one. Raises
+        `ReplicaLostError`.
         """
         try:
             state = self._stopped or await self._running_state()
