@@ -42,6 +42,7 @@ def test_a_job_below_its_input_answers_each_row_once_at_every_run(
     assert len(shard.read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_names_of_folders_are_columns_of_templates_and_of_the_output(model_folder: Path, tmp_path: Path) -> None:
     for lang in ("en", "de"):
         (tmp_path / "in" / f"lang={lang}" / "seed=x").mkdir(parents=True)

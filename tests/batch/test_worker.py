@@ -138,6 +138,7 @@ def test_rows_of_an_engine_that_stalls_are_answered_once_by_the_next_one(
     assert all(each.tokens == (8,) and len(each.records) == 1 for each in found)
 
 
+@pytest.mark.slow
 def test_a_row_that_stalls_every_engine_is_given_up_after_the_second_one(model_folder: Path) -> None:
     Stopping.limit = 9
     found = answered(model_folder, [f"row {number}{'!' if number == 7 else ''}".encode() for number in range(12)],

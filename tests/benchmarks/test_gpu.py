@@ -69,6 +69,7 @@ def test_an_unknown_engine_is_refused_by_name(engines: str, tmp_path: Path, monk
         main()
 
 
+@pytest.mark.slow
 def test_a_measurement_without_vllm_is_reported_and_the_others_run(
     tmp_path: Path,
 ) -> None:

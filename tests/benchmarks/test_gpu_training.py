@@ -80,6 +80,7 @@ def test_operations_are_those_of_each_mask_and_clean_token() -> None:
     assert flops(network, adapter, streams) == clean + masks
 
 
+@pytest.mark.slow
 def test_a_run_without_data_is_reported_by_what_it_needs(tmp_path: Path) -> None:
     file = tmp_path / "gpu.jsonl"
     command = [sys.executable, "-m", "benchmarks.gpu.run", "--device", "cpu", "--small", "--part", "train"]

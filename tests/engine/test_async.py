@@ -342,6 +342,7 @@ def test_a_request_whose_engine_hangs_with_it_alone_is_told_apart(prompts: list[
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: list[tuple[int, ...]]) -> None:
     async def test() -> None:
         engine, _ = await AsyncEngine.start(spec(), stall_seconds=1, step_seconds=1)

@@ -277,7 +277,8 @@ def predicted(engine: Engine, threshold: float) -> float:
     return engine.profile.points()[GRID.index(threshold)].tokens_per_forward
 
 
-@pytest.mark.parametrize("running", [1.0, pytest.param(0.95, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [1.0, 0.95])
 def test_the_profile_predicts_other_thresholds_within_a_few_percent(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]], running: float
 ) -> None:

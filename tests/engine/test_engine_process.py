@@ -134,6 +134,7 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_a_variable_that_libraries_read_at_import_starts_a_new_server_and_spares_former_engines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

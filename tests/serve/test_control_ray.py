@@ -77,6 +77,7 @@ def test_a_killed_controller_is_not_missed_and_comes_back_with_what_operators_se
     assert thresholds(running) == [overridden, overridden]
 
 
+@pytest.mark.slow
 def test_replicas_decide_alone_once_the_lease_of_a_frozen_controller_ended(running: Cluster, overridden: float) -> None:
     [frozen] = running.processes(CONTROLLER)
     os.kill(frozen.pid, signal.SIGSTOP)

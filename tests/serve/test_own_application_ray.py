@@ -81,6 +81,7 @@ def mounted(url: str) -> Iterator[str]:
     serve.delete("llm")
 
 
+@pytest.mark.slow
 def test_openais_client_talks_to_an_endpoint_under_a_prefix(mounted: str) -> None:
     client = openai.OpenAI(base_url=mounted, api_key="none", max_retries=0)
     assert [each.id for each in client.models.list()] == ["bundled"]

@@ -121,6 +121,7 @@ def test_the_only_request_of_an_engine_that_stalls_for_another_reason_is_answere
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_an_endpoint_says_why_it_is_not_ready_until_its_engine_is_replaced(mars_ray: Cli) -> None:
     def ask(number: int) -> str:
         body = {"prompt": f"{number} " * 9, "max_tokens": 600, "ignore_eos": True, "temperature": 0}
@@ -166,6 +167,7 @@ def test_an_endpoint_says_why_it_is_not_ready_until_its_engine_is_replaced(mars_
         assert "test: processes replaced: 1 stalled" in status()
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_keeps_its_last_state_for_reports_until_it_is_replaced() -> None:
     async def test() -> None:
         async with running() as (engine, client):

@@ -11,7 +11,7 @@ from mars_ray.training.config import TrainConfig
 from mars_ray.training.ray_trainer import data_losses
 from tests.training.train_samples import RECORDS, MakeConfig
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
 BAD = [{"prompt": "who?"}, {"prompt": "why?", "response": ""}, {"prompt": "when?"}]
 
 

@@ -13,6 +13,8 @@ import torch
 
 from mars_ray.method import tiles
 
+pytestmark = pytest.mark.slow  # compiling the fake GPU takes ten seconds
+
 SOURCE = Path(__file__).with_name("fake_gpu.cpp")
 
 
