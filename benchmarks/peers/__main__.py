@@ -3,7 +3,7 @@
     python -m benchmarks.peers --model smollm2 --batch 1,2,4,8,16 --peers llama.cpp,openvino --json peers.json
 
 The other engines are extras of the package: `pip install 'mars-ray[peers-openvino]'`. vLLM has an environment of its
-own, which `make .venv-vllm/0.29/.ready` makes.
+own, which `make .venv-vllm/0.32/.ready` makes.
 """
 
 import argparse

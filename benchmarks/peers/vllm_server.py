@@ -1,6 +1,6 @@
 """Answer prompts with vLLM's offline engine: lines of JSON in, lines of JSON out.
 
-    .venv-vllm/0.29/bin/python -P benchmarks/peers/vllm_server.py FOLDER THREADS ROWS [SPECULATION]
+    .venv-vllm/0.32/bin/python -P benchmarks/peers/vllm_server.py FOLDER THREADS ROWS [SPECULATION]
 
 SPECULATION is vLLM's `speculative_config` as JSON.
 
