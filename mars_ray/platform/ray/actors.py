@@ -15,6 +15,7 @@ from ray import serve
 from mars_ray.errors import UnavailableError
 from mars_ray.platform.models.manager import application_prefix
 from mars_ray.platform.responses.response_store import ResponseStore, remove_stale
+from mars_ray.platform.usage.gateway_meter import RENEW_S
 from mars_ray.platform.usage.ledger import UsageLedger
 from mars_ray.platform.usage.ledger_files import usage_folder
 from mars_ray.platform.usage.meter import UsageMeter
@@ -23,8 +24,8 @@ from mars_ray.ray_cluster import temporary_folder
 from mars_ray.storage.private import private_folder
 
 IDLE_S = 300.0
-SETTLE_S = 3.0
-"""Seconds in which gateways introduce themselves to a restarted meter. A gateway tries again more often than that."""
+SETTLE_S = RENEW_S + 1.0
+"""Seconds in which gateways introduce themselves to a restarted meter. An idle gateway calls each `RENEW_S` seconds."""
 CHECK_SECONDS = 60.0
 """Seconds between two checks for expired responses."""
 

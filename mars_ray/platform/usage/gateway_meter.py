@@ -34,7 +34,7 @@ ADMIT_S = 5.0
 """Seconds that a request with limits waits for a meter that does not answer."""
 CONFIRM_S = 10.0
 """Seconds that an answer waits for its record to be durable. The record is kept and sent later if that takes longer."""
-RENEW_S = 5.0
+RENEW_S = 2.0
 """Seconds between two messages of an idle gateway, by which the meter knows that the gateway lives."""
 RETRY_S = 0.2
 CLIENT_LEFT = 499
