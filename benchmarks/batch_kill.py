@@ -32,6 +32,7 @@ from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.chunk_streams import ChunkStreams
@@ -85,8 +86,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         report = measure(Path(folder), arguments.rows, arguments.kills, arguments.workers, arguments.seed)
     Console().print_json(data=report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def run(folder: Path, workers: int) -> None:

@@ -27,6 +27,7 @@ from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.row_tables import RowResult, as_json, to_table
 from mars_ray.batch.run.options import GenerateOptions
+from mars_ray.cli.shared import write_json
 from mars_ray.measure import machine
 
 PARTS = {"reader": "ray::Read", "worker": "ray::Decoder"}
@@ -70,8 +71,7 @@ def main() -> None:
         "rows": {str(rows): measure(rows) for rows in arguments.rows},
     }
     Console().print_json(data=report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def measure(rows: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from rich.console import Console
 from mars_ray.batch.output.ledger import rows_done
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
@@ -99,8 +100,7 @@ def main() -> None:
     words = {name: value for name, value in vars(arguments).items() if name not in ("json", "run")}
     report = {"command": "python -m benchmarks.store_kill", "given": words, "machine": machine()} | measured
     Console().print_json(data=report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def run(source: str, output: str, max_tokens: int) -> None:
