@@ -36,6 +36,7 @@ from benchmarks.peers.llama_cpp import LlamaCpp, llama_cpp_peers
 from benchmarks.peers.peer import PeerUnavailableError
 from mars_ray.adapter.card import read_adapter_card, resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
+from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.dropped_records import MAX_DROPPED
 from mars_ray.data.records import Message
@@ -131,7 +132,7 @@ def main() -> None:
         workload["quality"] = quality(checkpoint, folder, adapter, arguments, questions)
     if arguments.rounds and not arguments.callers:
         workload["speed"] = speed(checkpoint, folder, adapter, arguments, questions)
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.json, report)
     arguments.json.with_suffix(".md").write_text(markdown(report))
     print(markdown(report))
 

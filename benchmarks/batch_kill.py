@@ -10,8 +10,6 @@ engine returns is counted in a file, so the repeated tokens are measured.
 import argparse
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -23,15 +21,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 import pyarrow.dataset
 from rich.console import Console
 
+from benchmarks.killed_jobs import job_processes, kill_moments, row_faults
 from mars_ray.batch.output.ledger import LEDGER, rows_done
 from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.chunk_streams import ChunkStreams
@@ -85,8 +84,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         report = measure(Path(folder), arguments.rows, arguments.kills, arguments.workers, arguments.seed)
     Console().print_json(data=report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def run(folder: Path, workers: int) -> None:
@@ -115,20 +113,17 @@ def measure(folder: Path, rows: int, kills: int, workers: int, seed: int) -> dic
             file.write(json.dumps({"id": f"row-{number}", "prompt": example.prompt}) + "\n")
     killed = Killed()
     started_s = time.monotonic()
-    chance = random.Random(seed)
-    moments = sorted(chance.uniform(0.02, 0.98) * rows for _ in range(kills))
+    moments = kill_moments(rows, kills, seed)
     starts = 0
     while True:
         starts += 1
-        command = [sys.executable, __file__, "--run", str(folder), "--workers", str(workers)]
+        command = [sys.executable, "-m", "benchmarks.batch_kill", "--run", str(folder), "--workers", str(workers)]
         driver = subprocess.Popen(command, env=os.environ | {"MARS_RAY_COUNTED": str(counts)}, start_new_session=True)
         died = _watch(driver, folder / "out", moments, killed)
         if not died:
             break
     seconds = time.monotonic() - started_s
     table = pyarrow.dataset.dataset(folder / "out" / "rows").to_table(columns=["id", "tokens"])
-    ids = Counter(table["id"].to_pylist())
-    wanted_ids = {f"row-{number}" for number in range(rows)}
     kept_tokens = sum(table["tokens"].to_pylist())
     made_tokens = sum(int(line) for path in counts.iterdir() for line in path.read_text().split())
     return {
@@ -140,9 +135,7 @@ def measure(folder: Path, rows: int, kills: int, workers: int, seed: int) -> dic
         "kills": {"at_rows": killed.rows, "of": dict(killed.targets), "starts_of_the_driver": starts},
         "exit_code": driver.returncode,
         "seconds": seconds,
-        "missing": len(wanted_ids - ids.keys()),
-        "twice": sum(count > 1 for count in ids.values()),
-        "unasked": len(ids.keys() - wanted_ids),
+        **row_faults(table["id"].to_pylist(), rows),
         "tokens_kept": kept_tokens,
         "tokens_made": made_tokens,
         "rework": made_tokens / kept_tokens - 1,
@@ -157,28 +150,17 @@ def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float]
         if not moments or done_rows < moments[0] or done_rows == (killed.rows or [-1])[-1]:
             continue
         target = TARGETS[len(killed.rows) % len(TARGETS)]
-        children = psutil.Process(driver.pid).children(recursive=True)
-        if target == "driver":
-            victims = [psutil.Process(driver.pid)]
-        else:
-            victims = [process for process in children if target in _command(process)]
+        victims = [driver] if target == "driver" else job_processes(driver.pid, target)
         if not victims:
             continue
         moments.pop(0)
         killed.rows.append(done_rows)
         killed.targets[target] += 1
-        os.kill(victims[0].pid, signal.SIGKILL)
+        victims[0].kill()
         if target == "driver":
             driver.wait()
             return True
     return False
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join((process.name(), *process.cmdline()))
-    except psutil.Error:
-        return ""
 
 
 if __name__ == "__main__":

@@ -17,16 +17,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.dataset
 from rich.console import Console
 
+from benchmarks.killed_jobs import job_processes
 from mars_ray.batch.ray import decoder as ray_decoder
 from mars_ray.batch.ray.decoder import Decoder
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.row_tables import RowResult, as_json, to_table
 from mars_ray.batch.run.options import GenerateOptions
+from mars_ray.cli.shared import write_json
 from mars_ray.measure import machine
 
 PARTS = {"reader": "ray::Read", "worker": "ray::Decoder"}
@@ -70,8 +71,7 @@ def main() -> None:
         "rows": {str(rows): measure(rows) for rows in arguments.rows},
     }
     Console().print_json(data=report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def measure(rows: int) -> dict[str, Any]:
@@ -82,13 +82,14 @@ def measure(rows: int) -> dict[str, Any]:
             for number in range(rows):
                 file.write(json.dumps({"prompt": f"What is {number} and one?", "tag": number % 7}) + "\n")
         started_s = time.monotonic()
-        driver = subprocess.Popen([sys.executable, __file__, "--run", name])
+        driver = subprocess.Popen([sys.executable, "-m", "benchmarks.batch_memory", "--run", name])
         peaks_mib = dict.fromkeys(["driver", *PARTS], 0.0)
         while driver.poll() is None:
             time.sleep(POLL_S)
             peaks_mib["driver"] = max(peaks_mib["driver"], _mib(driver.pid))
             for part, title in PARTS.items():
-                peaks_mib[part] = max([peaks_mib[part], *(_mib(process.pid) for process in _family(driver.pid, title))])
+                parts_mib = [_mib(process.pid) for process in job_processes(driver.pid, title)]
+                peaks_mib[part] = max([peaks_mib[part], *parts_mib])
         kept_rows = pyarrow.dataset.dataset(folder / "out" / "rows").count_rows()
         return {
             "mib": peaks_mib,
@@ -98,23 +99,13 @@ def measure(rows: int) -> dict[str, Any]:
         }
 
 
-def _family(pid: int, title: str) -> list[psutil.Process]:
-    try:
-        return [
-            process for process in psutil.Process(pid).children(recursive=True) if title in " ".join(process.cmdline())
-        ]
-    except psutil.Error:
-        return []
-
-
 def _mib(pid: int) -> float:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:  # the process has ended
         return 0.0
-    [kib] = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE) or [
-        0
-    ]  # an ended process may still have a status
+    # An ended process may still have a status.
+    [kib] = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE) or [0]
     return int(kib) / 1024
 
 

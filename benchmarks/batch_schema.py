@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import is_right_answer
 from mars_ray.data.tasks.registry import FAMILIES
@@ -90,8 +91,7 @@ def main() -> None:
             row = (f"{mean(rate):,.0f} ± {stdev(rate):,.0f}", f"{mean(per_row):.1f} ± {stdev(per_row):.1f}")
             table.add_row(name, label, *row, f"{figures['valid']}", f"{figures['right']}")
     Console().print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def _decoded(engine: Engine, requests: list[Request]) -> tuple[int, float, list[str]]:

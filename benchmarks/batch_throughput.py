@@ -28,6 +28,7 @@ from rich.table import Table
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import run_steps
@@ -84,8 +85,7 @@ def main() -> None:
         spread = stdev(rates) if len(rates) > 1 else 0.0
         table.add_row(name, f"{mean(rates):,.0f} ± {spread:,.0f}", f"{mean(rates) / mean(rates_by_name[first]):.2f} x")
     Console().print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def measure_one(name: str, source: Path) -> float:

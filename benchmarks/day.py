@@ -10,9 +10,7 @@ without an answer in full counts as wrong. The processors are shared equally by 
 """
 
 import argparse
-import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
 
+from benchmarks.report import write_report
 from benchmarks.served import Sampler, closed_loop_rate, endpoint, policy_args, replicas, send
 from mars_ray.evaluation.code_check import check_sandbox
 from mars_ray.evaluation.metrics import mcnemar
@@ -30,7 +29,6 @@ from mars_ray.evaluation.tasks import Question, TaskOptions, open_tasks
 from mars_ray.load.plan import LoadPlan
 from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord, RequestSlo, parse_slo
 from mars_ray.load.summary import summarize
-from mars_ray.measure import machine
 from mars_ray.program import run_program
 from mars_ray.usable_cpus import usable_cpus
 
@@ -84,16 +82,8 @@ def main() -> None:
             reports = replicas()
         days[name] = figures(questions, records, slo) | {"seconds": sampler.seconds, "replicas": reports}
         show(days, len(questions))
-        if arguments.json:
-            report = {
-                "command": " ".join(Path(word).name for word in sys.argv),
-                "machine": machine(),
-                "slo": asdict(slo),
-                "capacity_requests_per_s": capacity,
-                "shares": SHARES,
-                "days": days,
-            }
-            arguments.json.write_text(json.dumps(report) + "\n")
+        report = {"slo": asdict(slo), "capacity_requests_per_s": capacity, "shares": SHARES, "days": days}
+        write_report(arguments.json, report)
 
 
 def questions_of(arguments: argparse.Namespace) -> list[Question]:

@@ -28,6 +28,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.cli.shared import write_json
 from mars_ray.data.record_file import read_records
 from mars_ray.measure import machine
 from mars_ray.serve.deploy.environment import free_ports
@@ -61,11 +62,9 @@ def main() -> None:
         for _ in range(arguments.rounds):
             rounds.append({name: _measured(name, arguments.model, source, arguments.tokens) for name in CONTENDERS})
     show(arguments.model, rounds)
-    if arguments.json:
-        command = f"python -m benchmarks.defaults --model {arguments.model} --rows {arguments.rows}"
-        command += f" --tokens {arguments.tokens}"
-        report = {"command": f"{command} --rounds {len(rounds)}", "machine": machine(), "rounds": rounds}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    command = f"python -m benchmarks.defaults --model {arguments.model} --rows {arguments.rows}"
+    command += f" --tokens {arguments.tokens} --rounds {len(rounds)}"
+    write_json(arguments.json, {"command": command, "machine": machine(), "rounds": rounds})
 
 
 def show(model: str, rounds: Sequence[dict[str, Any]]) -> None:

@@ -7,7 +7,6 @@ A shape is a network with random weights that replays the proposals of the bundl
 """
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.decode.contenders import engine_contender, subject
+from mars_ray.cli.shared import write_json
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.measure import interleaved, machine, throughput
@@ -80,9 +80,8 @@ def main() -> None:
                 f"{times['mean']:.2f} ± {times['std']:.2f}",
             )
     Console().print(table)
-    if arguments.json:
-        report = {"command": "benchmarks/exact.py", "machine": machine(), "threads": 1, "batches": batches}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    report = {"command": "benchmarks/exact.py", "machine": machine(), "threads": 1, "batches": batches}
+    write_json(arguments.json, report)
 
 
 if __name__ == "__main__":

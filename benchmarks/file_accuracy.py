@@ -8,8 +8,6 @@ token at a time. `p` is McNemar's exact test against the first engine of the tab
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from transformers.utils import logging
 
 from benchmarks.peers.llama_cpp import LlamaCpp, quantised_file
 from benchmarks.peers.own_engine import BITS
+from benchmarks.report import write_report
 from mars_ray import LLM, SamplingParams
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.evaluation.code_check import check_sandbox
@@ -28,7 +27,6 @@ from mars_ray.evaluation.metrics import mcnemar
 from mars_ray.evaluation.scorer import is_right
 from mars_ray.evaluation.task_files import BENCHMARK_TOKENS
 from mars_ray.evaluation.tasks import Question, TaskOptions, open_tasks
-from mars_ray.measure import machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
@@ -67,13 +65,7 @@ def main() -> None:
         for question, text in zip(questions, answers(engine, arguments.file, questions), strict=True):
             results[engine][question.task].append(is_right(question, text))
         show(results)
-        if arguments.json:
-            report = {
-                "command": " ".join(Path(word).name for word in sys.argv),
-                "machine": machine(),
-                "right": results,
-            }
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(arguments.json, {"right": results})
 
 
 def answers(engine: str, file: Path, questions: Sequence[Question]) -> list[str]:

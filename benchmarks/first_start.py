@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.cli.shared import write_json
 from mars_ray.measure import machine
 
 ROOT = Path(__file__).parents[1]
@@ -128,9 +129,8 @@ def main() -> None:
         turn = contenders[number % len(contenders) :] + contenders[: number % len(contenders)]
         samples += one_round(turn, arguments.model.absolute(), arguments.later)
     show(samples)
-    if arguments.json:
-        report = {"machine": machine(), "model_bytes": arguments.model.stat().st_size, "samples": samples}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    report = {"machine": machine(), "model_bytes": arguments.model.stat().st_size, "samples": samples}
+    write_json(arguments.json, report)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from benchmarks.adapter import MAX_TOKENS, SETTINGS, answer_questions, read_questions
 from benchmarks.quantized import Answer, conversations
+from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
@@ -101,7 +102,7 @@ def main() -> None:
             "reasoning": judge_answers(checkpoint, base, arguments, "reasoning"),
             "general": judge_answers(checkpoint, base, arguments, "general"),
         }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(arguments.json, report)
     print(json.dumps(report["models"], indent=1))
 
 

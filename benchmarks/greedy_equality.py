@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
+from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.data.records import Message
@@ -196,8 +197,7 @@ def main() -> None:
     command += " --adapter ..." if arguments.adapter else ""
     report = {"command": command, "machine": facts} | result
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.json, report)
     own_ar = result["equal_to_own_ar"] or {}
     if result["tokens"]["other"] or any(figures["equal"] < result["prompts"] for figures in own_ar.values()):
         raise SystemExit(1)

@@ -40,6 +40,7 @@ from mars_ray.batch.rows.row_tables import RowResult, to_table
 from mars_ray.batch.run.job import Job
 from mars_ray.batch.run.placement import BLOCK_ROWS
 from mars_ray.batch.run.row_store import RowStore
+from mars_ray.cli.shared import write_json
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
 from mars_ray.control.core.ray_controller import ControllerActor
@@ -74,8 +75,7 @@ def main() -> None:
         print(name, json.dumps(report[name]), flush=True)
     command = f"python -m benchmarks.growth --rows {arguments.rows} --requests {arguments.requests}"
     report = {"command": command, "machine": machine()} | report
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def cost_us(work: Callable[[], Any], count: int) -> float:

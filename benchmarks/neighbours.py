@@ -195,9 +195,8 @@ def bench(model: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> None:
     """Print the medians of the rounds with their ranges."""
-    table = Table(title=results["command"])
-    for column in ("", "threads", "tokens/s", "step, ms", "95th percentile", "longest"):
-        table.add_column(column)
+    columns = ("", "threads", "tokens/s", "step, ms", "95th percentile", "longest")
+    table = Table(*columns, title=results["command"])
     for condition, by_name in results["runs"].items():
         for name, runs in by_name.items():
             figures = ("tokens_per_s", "median_ms", "p95_ms", "most_ms")

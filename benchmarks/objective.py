@@ -12,9 +12,7 @@ adapter, so objectives are compared late in training.
 """
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
+from benchmarks.report import write_report
 from mars_ray.adapter.card import resolve_adapter
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.adapter.loss import AdapterLoss, heldout_masks
 from mars_ray.adapter.mask_streams import mask_streams
 from mars_ray.data.packed import PackedData
-from mars_ray.measure import machine
 from mars_ray.method import tiles
 from mars_ray.method.heldout import HeldoutLookahead
 from mars_ray.method.streams import random_phases
@@ -79,13 +77,7 @@ def main() -> None:
         for name in chosen:
             results[name].append(trained(arguments, name, seed))
             show(results)
-            if arguments.json:
-                report = {
-                    "command": " ".join(Path(word).name for word in sys.argv),
-                    "machine": machine(),
-                    "results": results,
-                }
-                arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+            write_report(arguments.json, {"results": results})
 
 
 def trained(arguments: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:

@@ -14,9 +14,7 @@ loop. `--machine` writes the figures that the engines reported, for `python -m b
 """
 
 import argparse
-import json
 import random
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
@@ -27,6 +25,7 @@ import httpx2
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import write_report
 from benchmarks.served import URL, Sampler, closed_loop_rate, endpoint, policy_args, replicas, send
 from mars_ray.adapter.card import decoding_card, resolve_adapter
 from mars_ray.control.control_settings import ControlPlan
@@ -38,7 +37,6 @@ from mars_ray.load.arrivals import TraceRow, read_trace
 from mars_ray.load.plan import LoadPlan, bundled_prompts, closed_loop, conversations
 from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord, RequestSlo, parse_slo
 from mars_ray.load.summary import summarize
-from mars_ray.measure import machine
 from mars_ray.model.card import CalibrationPoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.simulate.arrivals import Arrival, Arrivals
@@ -104,14 +102,7 @@ def main() -> None:
                 | {"replicas": reports}
             )
             show(results)
-            if arguments.json:
-                report = {
-                    "command": " ".join(Path(word).name for word in sys.argv),
-                    "machine": machine(),
-                    "slo": asdict(slo),
-                    "results": results,
-                }
-                arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+            write_report(arguments.json, {"slo": asdict(slo), "results": results})
 
 
 def busiest(rows: list[TraceRow], seconds: float) -> list[TraceRow]:
@@ -299,9 +290,8 @@ def result(
 
 def show(results: list[dict[str, Any]]) -> None:
     """Print a table of the results so far."""
-    table = Table(title="real | simulated")
-    for column in ("trace", "policy", "tokens/s", "SLO met", "TTFT p50 ms", "TPOT p50 ms", "answered", "accuracy"):
-        table.add_column(column)
+    columns = ("trace", "policy", "tokens/s", "SLO met", "TTFT p50 ms", "TPOT p50 ms", "answered", "accuracy")
+    table = Table(*columns, title="real | simulated")
     for result in results:
         real = result["real"]
         simulated = result["simulated"]

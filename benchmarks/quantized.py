@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
@@ -151,22 +152,14 @@ def main() -> None:
         results = {name: read(arguments.model, name, model_answers, human) for name in FORMATS}
     except MarsRayError as error:
         parser.error(str(error))
-    table = Table(title=f"{arguments.model}: {len(model_answers)} own answers, {len(human)} of people")
-    for column in ("weights", "agreement with bfloat16", "answers wholly the same", "perplexity"):
-        table.add_column(column)
+    columns = ("weights", "agreement with bfloat16", "answers wholly the same", "perplexity")
+    table = Table(*columns, title=f"{arguments.model}: {len(model_answers)} own answers, {len(human)} of people")
     for name, figures in results.items():
         agreement = f"{figures['agreement']:.4f} ± {figures['agreement_std']:.4f}"
         table.add_row(name, agreement, f"{figures['same_answers']:.3f}", f"{figures['perplexity']:.3f}")
     Console().print(table)
-    if arguments.json:
-        report = {
-            "machine": machine(),
-            "model": arguments.model,
-            "own": len(model_answers),
-            "human": len(human),
-            "formats": results,
-        }
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report = {"machine": machine(), "model": arguments.model, "own": len(model_answers), "human": len(human)}
+    write_json(arguments.json, report | {"formats": results})
 
 
 if __name__ == "__main__":

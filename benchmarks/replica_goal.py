@@ -165,9 +165,8 @@ def compare(name: str, policy: str, ttft_ms: float, seconds: int, seeds: int) ->
 def show(results: list[tuple[Run, Outcome]], title: str) -> None:
     """Print medians over seeds with their ranges. Of the constants, the smallest that keeps the promise, and the next
     smaller one."""
-    table = Table(title=title)
-    for column in ("load", "replicas", "in time, %", "mean replicas", "most", "changes per hour", "accuracy, %"):
-        table.add_column(column)
+    columns = ("load", "replicas", "in time, %", "mean replicas", "most", "changes per hour", "accuracy, %")
+    table = Table(*columns, title=title)
     for load in LOADS:
         rows: dict[str, list[Outcome]] = {}
         for asked, outcome in results:

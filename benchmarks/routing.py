@@ -15,11 +15,9 @@ vLLM's cache and NVIDIA Dynamo, so it cannot run here.
 
 import argparse
 import asyncio
-import json
 import logging
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -35,11 +33,11 @@ from ray.serve.request_router import PendingRequest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import write_report
 from benchmarks.served import URL, endpoint
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.request import Request
 from mars_ray.load.plan import Texts, bundled_prompts
-from mars_ray.measure import machine
 from mars_ray.serve.ray.app import PrefixRouter
 
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -141,14 +139,11 @@ def main() -> None:
             with routed(arguments, ROUTERS[name]):
                 rounds.append(asyncio.run(talk(planned, arguments.max_tokens)))
             show(turns)
-    if arguments.json:
-        report = {
-            "command": " ".join(Path(word).name for word in sys.argv),
-            "machine": machine(),
-            "routers": {name: figures(rounds) for name, rounds in turns.items()},
-            "turns": {name: [[asdict(turn) for turn in seen] for seen in rounds] for name, rounds in turns.items()},
-        }
-        arguments.json.write_text(json.dumps(report) + "\n")
+    report = {
+        "routers": {name: figures(rounds) for name, rounds in turns.items()},
+        "turns": {name: [[asdict(turn) for turn in seen] for seen in rounds] for name, rounds in turns.items()},
+    }
+    write_report(arguments.json, report)
 
 
 def plan(arguments: argparse.Namespace, seed: int) -> list[Conversation]:

@@ -13,7 +13,6 @@ tokens, so that most of the work is the job's and little is the model's; `--comp
 import argparse
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -29,9 +28,11 @@ import psutil
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from benchmarks.killed_jobs import job_processes, kill_moments, row_faults
 from mars_ray.batch.output.ledger import rows_done
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
+from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import MarsRayError
@@ -99,8 +100,7 @@ def main() -> None:
     words = {name: value for name, value in vars(arguments).items() if name not in ("json", "run")}
     report = {"command": "python -m benchmarks.store_kill", "given": words, "machine": machine()} | measured
     Console().print_json(data=report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def run(source: str, output: str, max_tokens: int) -> None:
@@ -123,9 +123,8 @@ def run(source: str, output: str, max_tokens: int) -> None:
 def measure(folder: Path, store: Store, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the results of the job."""
     _write_rows(f"{BUCKET}/rows.jsonl", arguments)
-    chance = random.Random(arguments.seed)
     began_s = time.monotonic()
-    moments = sorted(chance.uniform(0.02, 0.98) * arguments.rows for _ in range(arguments.kills))
+    moments = kill_moments(arguments.rows, arguments.kills, arguments.seed)
     killed: list[tuple[int, str]] = []
     second_driver: dict[str, Any] | None = None
     starts = 0
@@ -145,8 +144,7 @@ def measure(folder: Path, store: Store, arguments: argparse.Namespace) -> dict[s
             if not moments or watch.done < moments[0]:
                 continue
             target = TARGETS[len(killed) % len(TARGETS)]
-            children = psutil.Process(driver.pid).children(recursive=True)
-            victims = [process for process in children if target in _words(process)]
+            victims = job_processes(driver.pid, target)
             if not victims and target not in ("driver", "store"):
                 continue
             moments.pop(0)
@@ -169,8 +167,6 @@ def measure(folder: Path, store: Store, arguments: argparse.Namespace) -> dict[s
         in_vain = 0 if len(killed) > kills_before or watch.done > watch.done_before else in_vain + 1
         if in_vain == STARTS_IN_VAIN:
             raise RuntimeError(f"{in_vain} starts in a row did nothing; the last line of the last one: {last_line}")
-    ids = Counter(_ids(f"{BUCKET}/out"))
-    wanted_ids = {f"row-{number}" for number in range(arguments.rows)}
     return {
         "rows": arguments.rows,
         "kills": {
@@ -181,9 +177,7 @@ def measure(folder: Path, store: Store, arguments: argparse.Namespace) -> dict[s
         "second_driver": second_driver,
         "exit_code": driver.returncode,
         "seconds": time.monotonic() - began_s,
-        "missing": len(wanted_ids - ids.keys()),
-        "twice": sum(count > 1 for count in ids.values()),
-        "unasked": len(ids.keys() - wanted_ids),
+        **row_faults(_ids(f"{BUCKET}/out"), arguments.rows),
     }
 
 
@@ -253,7 +247,8 @@ def _write_rows(location: str, arguments: argparse.Namespace) -> None:
 
 def _driver(arguments: argparse.Namespace, disk: Path, output: str, **more: Any) -> "subprocess.Popen[bytes]":
     source = more.pop("source", f"{BUCKET}/rows.jsonl")
-    words = [sys.executable, __file__, "--max-tokens", str(arguments.max_tokens), "--run", source, output]
+    words = [sys.executable, "-m", "benchmarks.store_kill", "--run", source, output]
+    words += ["--max-tokens", str(arguments.max_tokens)]
     with (disk / LOG_FILE).open("wb") as log:
         return subprocess.Popen(
             words, env=os.environ | {"TMPDIR": str(disk)}, start_new_session=True, stderr=log, **more
@@ -291,13 +286,6 @@ def _done(disk: Path) -> int:
 def _ids(output: str) -> list[str]:
     shards = locate_url(output).glob("rows/part-*")
     return [id for path in shards for id in pq.read_table(BytesIO(path.read_bytes()))["id"].to_pylist()]
-
-
-def _words(process: psutil.Process) -> str:
-    try:
-        return " ".join((process.name(), *process.cmdline()))
-    except psutil.Error:
-        return ""
 
 
 if __name__ == "__main__":

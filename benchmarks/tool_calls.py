@@ -21,6 +21,7 @@ from typing import Any
 import openai
 
 from mars_ray.chat.call_format import CALL_FORMATS
+from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks import FAMILIES, TaskExample, examples, is_right_answer
 from mars_ray.measure import machine
 from mars_ray.program import run_program
@@ -67,8 +68,7 @@ def main() -> None:
         "by_kind": {kind: {"requests": count, "right": right[kind]} for kind, count in sorted(asked.items())},
     }
     print(json.dumps(report, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.json, report)
 
 
 def sample(seed: int, tool_choice: str) -> Iterator[TaskExample]:

@@ -35,6 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.adapter.loss import AdapterLoss
 from mars_ray.adapter.mask_streams import mask_streams
+from mars_ray.cli.shared import write_json
 from mars_ray.measure import machine
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
@@ -184,9 +185,8 @@ def main() -> None:
             for name in FIGURES:
                 figures[name][way] += way_figures[name]
     Console().print(table_of(figures, f"{arguments.model}, {arguments.precision}"))
-    if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name not in ("ways", "json", "only")}
-        arguments.json.write_text(json.dumps({"machine": machine(), **settings, **figures}, indent=2) + "\n")
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("ways", "json", "only")}
+    write_json(arguments.json, {"machine": machine(), **settings, **figures})
 
 
 if __name__ == "__main__":

@@ -143,9 +143,7 @@ async def measure(requests: int, clients: int, rounds: int, storage: str, use_ra
 
 def show(results: dict[str, Any]) -> None:
     """Print the medians of the rounds with their ranges."""
-    table = Table(title=results["command"])
-    for column in ("", "p50 ms", "p95 ms"):
-        table.add_column(column)
+    table = Table("", "p50 ms", "p95 ms", title=results["command"])
     for name in results["p50_ms"]:
         spreads = [spread(results[figure][name]) for figure in ("p50_ms", "p95_ms")]
         table.add_row(name, *(f"{each.median:.2f} ({each.min:.2f}-{each.max:.2f})" for each in spreads))

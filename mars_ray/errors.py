@@ -232,6 +232,12 @@ def _problem(name: str, message: str, value: object) -> str:
     return f"{name} is {shortened(value)}{', ' if rule.startswith('must ') else ': '}{rule}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without a full stop; the name of its class if the message is
+    empty."""
+    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
+
+
 def check_kind(name: str, value: object, kind: type) -> None:
     """Raise `ConfigError` if the argument `name` of a public function is not a `kind`."""
     if not isinstance(value, kind):

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from mars_ray.errors import OutputError, RunError
+from mars_ray.errors import OutputError, RunError, first_line
 from mars_ray.ray_private import stop_driver_messages
 from mars_ray.storage.private import private_folder
 from mars_ray.usable_cpus import usable_cpus
@@ -43,7 +43,7 @@ def connect() -> None:
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
         except Exception as error:  # Ray raises plain ones
-            failure = str(error).strip().partition("\n")[0].rstrip(".")
+            failure = first_line(error)
             if is_shared():
                 raise RunError(f"no Ray cluster is at RAY_ADDRESS, {os.environ['RAY_ADDRESS']}: {failure}.") from error
             raise RunError(f"Ray did not start on this machine: {failure}. Try again when it is less busy.") from error

@@ -27,10 +27,10 @@ from jsonschema.validators import validator_for
 
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.run.options import GenerateOptions
+from mars_ray.cli.shared import read_text
 from mars_ray.data.tasks import FAMILIES, examples
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.request import SamplingParams
-from mars_ray.errors import DataError
 from mars_ray.program import run_program
 from pipelines.pipeline_files import conversation, rows_in, write
 
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--model", default="bundled", help="'bundled', 'smollm2', a folder, or a name on a hub")
     parser.add_argument("--max-tokens", type=int, default=256, help="maximum tokens per answer")
     args = parser.parse_args()
-    schema = read_schema(args.schema) if args.schema else json.dumps(PERSON)
+    schema = read_text(args.schema) if args.schema else json.dumps(PERSON)
     answers = args.output / "answers"
     instructions = args.output / "instructions.jsonl"
     sampling = SamplingParams(max_tokens=args.max_tokens, grammar=GrammarSpec(kind="json_schema", text=schema))
@@ -80,14 +80,6 @@ def main() -> None:
     dropped = "".join(f", {count} dropped as {reason}" for reason, count in outcomes.items() if reason != "kept")
     print(f"{outcomes['kept']} of {report.rows} documents are instructions{dropped}, {report.errors} errors")
     print(f"{report.tokens_per_forward:.2f} tokens per forward; {instructions}")
-
-
-def read_schema(path: Path) -> str:
-    """Return the text of a schema file; `generate` validates it."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from None
 
 
 def generated_documents(path: Path) -> str:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.drafts.workloads import Workload, workloads
 from mars_ray import LLM, SamplingParams
+from mars_ray.cli.shared import write_json
 from mars_ray.engine.sampling.draft_choice import DraftChoice
 from mars_ray.errors import RequestError
 from mars_ray.measure import Sample, interleaved, machine
@@ -112,10 +113,9 @@ def main() -> None:
                 f"{exact['same_answers']} of {figures['conversations']}",
             )
     Console(width=140).print(table)
-    if arguments.json:
-        options = {name: value for name, value in vars(arguments).items() if name != "json"}
-        report = {"command": "python -m benchmarks.drafts", **options, "machine": machine(), "runs": runs}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    options = {name: value for name, value in vars(arguments).items() if name != "json"}
+    report = {"command": "python -m benchmarks.drafts", **options, "machine": machine(), "runs": runs}
+    write_json(arguments.json, report)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 from benchmarks.drafts.workloads import Messages, chat, gsm8k, summaries
 from mars_ray import LLM, SamplingParams
+from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.drafting.estimate import CERTAIN, AcceptanceEstimate
 from mars_ray.engine.sampling.draft_choice import DraftChoice
@@ -169,10 +170,9 @@ def main() -> None:
         gains = [run["confidence"] - run[name] for run in runs]
         summary[name]["gain"] = {"mean": mean(gains), "std": stdev(gains)}
     print(json.dumps(summary, indent=1))
-    if arguments.json:
-        options = {name: value for name, value in vars(arguments).items() if name != "json"}
-        report = {"command": "python -m benchmarks.drafts.estimate", **options, "machine": machine(), "runs": runs}
-        arguments.json.write_text(json.dumps(report | {"summary": summary}, indent=1) + "\n")
+    options = {name: value for name, value in vars(arguments).items() if name != "json"}
+    report = {"command": "python -m benchmarks.drafts.estimate", **options, "machine": machine(), "runs": runs}
+    write_json(arguments.json, report | {"summary": summary})
 
 
 if __name__ == "__main__":

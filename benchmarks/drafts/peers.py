@@ -26,6 +26,7 @@ from benchmarks.peers.own_engine import BITS, OwnEngine
 from benchmarks.peers.peer import Peer, PeerUnavailableError
 from benchmarks.peers.vllm import VLLM, vllm_peers
 from mars_ray.adapter.card import resolve_adapter
+from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.mode import Mode
 from mars_ray.measure import Sample, interleaved, machine
@@ -133,10 +134,9 @@ def main() -> None:
                 same = f"{row['same_answers']} of {len(prompts)}"
                 table.add_row(work.name, str(callers), drafting.name, *speeds, times, same)
     Console(width=140).print(table)
-    if arguments.json:
-        options = {name: value for name, value in vars(arguments).items() if name != "json"}
-        report = {"command": "python -m benchmarks.drafts.peers", **options, "machine": machine(), "runs": runs}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    options = {name: value for name, value in vars(arguments).items() if name != "json"}
+    report = {"command": "python -m benchmarks.drafts.peers", **options, "machine": machine(), "runs": runs}
+    write_json(arguments.json, report)
 
 
 if __name__ == "__main__":

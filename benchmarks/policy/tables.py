@@ -54,9 +54,8 @@ def show_trace(name: str, report: dict[str, Any]) -> None:
 
 def show_steady(steady: dict[str, Any]) -> None:
     """Print how often thresholds change, and how they recover from a peak."""
-    table = Table(title="Steady load, and a peak of two minutes", title_justify="left")
-    for column in ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "SLO met"):
-        table.add_column(column)
+    columns = ("", "changes a minute at 0.6", "at 0.9", "back at full quality after", "SLO met")
+    table = Table(*columns, title="Steady load, and a peak of two minutes", title_justify="left")
     for name, figures in steady.items():
         changes = figures["changes_per_minute"].values()
         table.add_row(

@@ -22,13 +22,14 @@ from mars_ray.cli.shared import (
     TemperatureOrModel,
     TensorParallelSize,
     VllmArg,
+    read_text,
     vllm_options,
     with_options,
     worker_options,
 )
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
-from mars_ray.errors import ConfigError, DataError, InterruptedRunError, RunError
+from mars_ray.errors import ConfigError, InterruptedRunError, RunError
 
 if TYPE_CHECKING:
     from mars_ray.batch.output.report import JobReport
@@ -182,7 +183,7 @@ def _grammar(schema: Path | None, regex: str | None) -> GrammarSpec | None:
     if schema is not None and regex is not None:
         raise ConfigError("give --schema or --regex, not both.")
     if schema is not None:
-        return GrammarSpec(kind="json_schema", text=_read(schema))
+        return GrammarSpec(kind="json_schema", text=read_text(schema))
     return None if regex is None else GrammarSpec(kind="regex", text=regex)
 
 
@@ -190,14 +191,7 @@ def _template(value: str | None) -> str | None:
     """Return the template: the option itself, or the contents of the file it names."""
     if value is None or "{{" in value or "{%" in value:
         return value
-    return _read(Path(value))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from None
+    return read_text(Path(value))
 
 
 def _dry_run(options: "GenerateOptions") -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.engine.options import EngineName, Quantize
-from mars_ray.errors import ConfigError, OutputError
+from mars_ray.errors import ConfigError, DataError, OutputError
 from mars_ray.model.dtype import DtypeOrAuto
 
 if TYPE_CHECKING:
@@ -153,6 +153,14 @@ def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:
     Console().print(table)
     if as_json:
         print(json.dumps(results))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file that an option names. Raises `DataError` if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from None
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from mars_ray.data.dropped_records import DropReason, dropped_summary
 from mars_ray.data.packing import PackedRow
 from mars_ray.data.source_version import SourceVersion
-from mars_ray.errors import DataError, EmptyDataError, OutputError
+from mars_ray.errors import DataError, EmptyDataError, OutputError, first_line
 from mars_ray.method.streams import PADDING, PackedRows
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import replace_file
@@ -148,7 +148,7 @@ def read_report(folder: AnyPath) -> PackReport | None:
         return TypeAdapter(PackReport).validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} is not a report of this version ({_first_line(error)}); remove {folder} and prepare again."
+            f"{path} is not a report of this version ({first_line(error)}); remove {folder} and prepare again."
         ) from error
 
 
@@ -169,7 +169,7 @@ class PackedData:
         try:
             self._tokens, self._response, self._example = _load(folder / ROWS_FILE, report)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise DataError(f"{folder} is damaged ({_first_line(error)}); remove it and prepare again.") from error
+            raise DataError(f"{folder} is damaged ({first_line(error)}); remove it and prepare again.") from error
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -180,10 +180,6 @@ class PackedData:
             torch.from_numpy(array[numbers]) for array in (self._tokens, self._response, self._example)
         )
         return PackedRows.of(tokens.long(), response, example.long())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _load(path: Path, report: PackReport) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from mars_ray.engine.core.offline import decode_each
 from mars_ray.engine.mode import DEFAULT_THRESHOLD, Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import Request
-from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError
+from mars_ray.errors import BadRecordError, ConfigError, ModelError, RunError, first_line
 from mars_ray.harness.generation import GenerationSettings, parse_gen_kwargs
 from mars_ray.harness.likelihood import Scored, likelihoods
 from mars_ray.harness.settings import parse_settings
@@ -283,4 +283,4 @@ def _device(name: str | None) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"model_args: device is {name!r}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"model_args: device is {name!r}: {first_line(error)}") from None

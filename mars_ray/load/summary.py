@@ -178,12 +178,13 @@ def show_summary(title: str, summary: Summary) -> None:
     for name, label in LATENCIES.items():
         if (latency := getattr(summary.latency_ms, name)) is not None:
             figures = (latency.mean, latency.median, latency.p90, latency.p99, latency.std)
-            latencies.add_row(label, *map(_shown, figures), f"{latency.samples:,}")
+            latencies.add_row(label, *map(shown_ms, figures), f"{latency.samples:,}")
     if latencies.row_count:
         console.print(latencies)
 
 
-def _shown(figure: float) -> str:
+def shown_ms(figure: float) -> str:
+    """Return a latency in milliseconds as the text of a cell, with decimals below 100."""
     return f"{figure:,.2f}" if figure < 100 else f"{figure:,.0f}"
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, first_line
 from mars_ray.machines.step_model import (
     EFFICIENCIES,
     GPUS,
@@ -85,7 +85,7 @@ def _from_file(path: Path) -> StepModel:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a machine file, or GPU/NETWORK.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML or JSON: {str(error).splitlines()[0]}.") from None
+        raise ConfigError(f"{path} is not YAML or JSON: {first_line(error)}.") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_problem(error)}") from None
     return _checked(

@@ -57,14 +57,15 @@ def resolve_dtype(
         return ResolvedDtype("float32", "the dtype of the checkpoint")
     if total < LARGE:
         return ResolvedDtype("float32", f"bfloat16 gains nothing for {total / 1e6:,.1f} million parameters")
-    if device != "cpu" or FAST_FLAGS & _cpu_flags():
+    if device != "cpu" or FAST_FLAGS & cpu_flags():
         return ResolvedDtype("bfloat16", f"the checkpoint has 16 bits, and the {device} is fast at it")
     if model_type in KERNEL_MODEL_TYPES:
         return ResolvedDtype("bfloat16", "the checkpoint has 16 bits, as the kernels of the engine read it")
     return ResolvedDtype("float32", "this processor does not multiply in bfloat16")
 
 
-def _cpu_flags() -> set[str]:
+def cpu_flags() -> set[str]:
+    """Return the features of the processor by their names on Linux; none on other systems."""
     try:
         lines = CPU_INFO.read_text().splitlines()
     except OSError:  # not Linux

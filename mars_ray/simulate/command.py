@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from mars_ray.control.control_settings import ControlPlan, check_policy
-from mars_ray.errors import ConfigError, EmptyDataError, problems_of
+from mars_ray.errors import ConfigError, EmptyDataError, first_line, problems_of
 from mars_ray.load.arrivals import Poisson, Scales, parse_trace, read_trace
 from mars_ray.load.record import RequestSlo, parse_slo
+from mars_ray.load.summary import shown_ms
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine
@@ -144,7 +145,7 @@ def _yaml(path: AnyPath | None) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from None
+        raise ConfigError(f"{path} is not YAML: {first_line(error)}.") from None
     if not isinstance(control, dict):
         raise ConfigError(f"{path} must hold a mapping of settings, ceiling, classes.")
     return control
@@ -181,12 +182,8 @@ def _show_simulation(title: str, result: Simulation, simulated_s: float) -> None
         ("E2E", result.metrics.e2e_ms),
     ):
         if spread is not None:
-            latencies.add_row(label, *map(_format, (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)))
+            latencies.add_row(label, *map(shown_ms, (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)))
     console.print(latencies)
-
-
-def _format(figure: float) -> str:
-    return f"{figure:,.2f}" if figure < 100 else f"{figure:,.0f}"
 
 
 def _simulation_rows(metrics: SimulationMetrics) -> dict[str, str]:

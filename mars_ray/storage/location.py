@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import PlainSerializer, PlainValidator
 from upath import UPath
 
-from mars_ray.errors import ConfigError, MarsRayError
+from mars_ray.errors import ConfigError, MarsRayError, first_line
 
 T = TypeVar("T")
 AnyPath = Path | UPath
@@ -64,7 +64,7 @@ def locate_url(url: str) -> UPath:
             f"{scheme}:// needs a client ({error}). Install mars-ray with the extra {extra!r}."
         ) from error
     except Exception as error:  # clients raise errors of any class
-        raise ConfigError(f"{url} cannot be used: {_first_line(error)}.") from error
+        raise ConfigError(f"{url} cannot be used: {first_line(error)}.") from error
     return path
 
 
@@ -88,7 +88,7 @@ def check_reachable(path: AnyPath) -> None:
     except Exception as error:
         if error is timeout:
             raise
-        raise ConfigError(f"{path} cannot be reached: {_first_line(error)}. Check credentials and endpoint.") from error
+        raise ConfigError(f"{path} cannot be reached: {first_line(error)}. Check credentials and endpoint.") from error
 
 
 @contextmanager
@@ -99,15 +99,11 @@ def store_errors(path: AnyPath, kind: type[MarsRayError], action: str, advice: s
     except MarsRayError:
         raise
     except OSError as error:
-        raise kind(f"{action} {path}: {error.strerror or _first_line(error)}. {advice}") from error
+        raise kind(f"{action} {path}: {error.strerror or first_line(error)}. {advice}") from error
     except Exception as error:
         if isinstance(path, Path):
             raise
-        raise kind(f"{action} {path}: {_first_line(error)}. {advice}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
+        raise kind(f"{action} {path}: {first_line(error)}. {advice}") from error
 
 
 def wait_at_most(seconds: float, call: Callable[[], T], timeout: Exception) -> T:

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from mars_ray.model.checkpoint import Checkpoint
 from tests.factories.engine import bundled_checkpoint
 from tests.serve.access_samples import KnownKeys
 from tests.serve.cluster_samples import CEILING, CLASSES, REQUESTS_MAX, SOON, Cluster, cluster, deploy_file
+from tests.serve.endpoint_samples import Served
 from tests.serve.key_samples import add_key, live_keys
 
 
@@ -35,6 +37,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster("--config", str(config)) as started:
         started.until_engines(2)
         yield started
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: Served) -> Iterator[OpenAI]:
+    """OpenAI's client of the shared endpoint; it never tries again."""
+    with OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """`response_format`: the answer is what was asked for, and what cannot be asked for is refused before any work."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import jsonschema
@@ -25,12 +24,6 @@ SCHEMA = {
 
 def json_schema(schema: object, **fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema} | fields}
-
-
-@pytest.fixture(scope="module")
-def client(endpoint: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.mark.parametrize("decoding", [{"mode": "ar"}, {"mode": "exact"}, {"threshold": 0.3}])

@@ -1,7 +1,6 @@
 """The `openai` client against a real endpoint: it is told what OpenAI's API promises."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -24,12 +23,6 @@ VAGUE: dict[str, Any] = CHAT | {
 """A prompt the model is not sure of, so that samples differ."""
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def client(endpoint: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The `openai` client asks for the prompt and its log-probabilities, and for the best of several answers."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -8,7 +7,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.serve.endpoint_clients import MODEL
-from tests.serve.endpoint_samples import MESSAGES, Served
+from tests.serve.endpoint_samples import MESSAGES
 
 TEXT = "Der Bär sagt „grüß Gott“ to 3 friends."
 FIELDS: dict[str, Any] = {
@@ -18,12 +17,6 @@ FIELDS: dict[str, Any] = {
     "max_tokens": 5,
     "extra_body": {"mode": "ar"},
 }
-
-
-@pytest.fixture(scope="module")
-def client(endpoint: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def complete(client: OpenAI, **fields: Any) -> Any:

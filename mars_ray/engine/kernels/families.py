@@ -13,9 +13,9 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from mars_ray.errors import ConfigError, ModelError
+from mars_ray.model.dtype import cpu_flags
 
 VARIABLE = "MARS_RAY_KERNELS"
 OFF = "off"
@@ -140,11 +140,9 @@ def _features() -> Collection[str]:
         except (OSError, subprocess.CalledProcessError) as error:
             raise KernelError(f"the features of the processor cannot be read: {error}.") from None
         return sysctl_features(printed.stdout)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        raise KernelError("/proc/cpuinfo cannot be read; the kernels run on Linux and macOS only.") from None
-    return next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    if flags := cpu_flags():
+        return flags
+    raise KernelError("/proc/cpuinfo names no features; the kernels run on Linux and macOS only.")
 
 
 def sysctl_features(printed: str) -> set[str]:

@@ -5,7 +5,6 @@ Out:   one message, or the events of a stream, from `message_start` to `message_
 Never: depends on how the answer was cut: the blocks of a stream equal those of the message.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.completion_usage import CompletionUsage
 from pydantic import BaseModel
 
+from mars_ray.chat.conversation import read_arguments
 from mars_ray.engine.chunk import Chunk
 from mars_ray.openai_api.choices import ChoiceFinishReason
 from mars_ray.openai_api.responses import ChatResponseBuilder, ResponseMetadata
@@ -112,7 +112,7 @@ class MessageResponseBuilder:
             content.append(TextContent(type="text", text=message.content))
         for call in message.tool_calls or ():
             if call.type == "function":
-                arguments = _object(call.function.arguments)
+                arguments = read_arguments(call.function.arguments) or {}
                 content.append(ToolUseContent(type="tool_use", id=call.id, name=call.function.name, input=arguments))
         return self._message(content, _usage(usage), self._reason(choice.finish_reason))
 
@@ -209,12 +209,3 @@ def _usage(usage: CompletionUsage) -> MessageUsage:
         cache_read_input_tokens=cached,
         **({} if lowered is None else {"max_tokens": lowered}),
     )
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call; empty if the answer ended before they were complete."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
