@@ -130,20 +130,23 @@ def linears_of(network: Any, names: Sequence[str] | None) -> dict[str, tuple[int
     """Return the sizes of the linear layers that have one of `names`, or, if it is None, of all linear layers except
     the output embedding.
 
-    Raises `AdapterError` if no layer has such a name.
+    Raises `AdapterError` if no layer has one of the names, or the network has no such layers.
     """
     head = network.get_output_embeddings()
     linears = {
         name: (module.in_features, module.out_features)
         for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and (names is None or name.rpartition(".")[2] in names)
+        if isinstance(module, nn.Linear) and module is not head
     }
     if not linears:
+        raise AdapterError("The network has no linear layers, so it cannot have an adapter.")
+    known = dict.fromkeys(name.rpartition(".")[2] for name in linears)
+    if unknown := [name for name in names or () if name not in known]:
         raise AdapterError(
-            f"The network has no linear layer named {' or '.join(names or ['anything'])}. Leave target_modules out to "
-            "adapt all of them."
+            f"target_modules has {unknown[0]!r}; the linear layers of the network are {', '.join(known)}. Leave "
+            "target_modules out to adapt all of them."
         )
-    return linears
+    return {name: sizes for name, sizes in linears.items() if names is None or name.rpartition(".")[2] in names}
 
 
 def new_adapter(network: Any, *, rank: int, alpha: float, masks: int, names: Sequence[str] | None) -> GatedLoRA:

@@ -82,6 +82,8 @@ def set_threshold(
 ) -> None:
     """Set a threshold, overriding the policy."""
     seconds = None if duration is None else seconds_of(duration, "--for")
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold is {threshold:g}, must be from 0 to 1.")
     if controller is None:
         body = {"threshold": threshold, "service_class": service_class, "seconds": seconds}
         send_request("PUT", url, api_key, "/control/threshold", json=body)

@@ -46,6 +46,8 @@ def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[
     # In parquet every row has every column, so null means that a field is absent.
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
+        if null := next((name for name in names if name in fields), None):
+            raise BadRecordError(f"its {null!r} is null", missing=names)
         missing = "neither 'prompt' nor 'messages'" if column is None else f"no {column!r}"
         raise BadRecordError(f"it has {missing}, only {shortened(sorted(fields))}", missing=names)
     if name == "messages":

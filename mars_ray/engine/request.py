@@ -68,7 +68,7 @@ class SamplingParams:
     """Number of answers; answer k draws with seed + k."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer. The text ends before the stop string, but the tokens include it."""
-    stop_ids: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
     """Token ids that end the sequence, in addition to the model's own stop tokens. The stop token is returned but adds
     no text."""
     ignore_eos: bool = False
@@ -96,7 +96,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         set_plain_numbers(self)
         object.__setattr__(self, "stop", _stops(self.stop))
-        object.__setattr__(self, "stop_ids", _token_set(self.stop_ids))
+        object.__setattr__(self, "stop_token_ids", _token_set(self.stop_token_ids))
         _check_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_number("temperature", self.temperature, 0, 100)
@@ -116,13 +116,13 @@ class SamplingParams:
             raise RequestError(
                 f"skip_special_tokens is {shortened(self.skip_special_tokens)}; it must be true or false."
             )
-        for token in self.stop_ids:
-            _check_int("a stop id", token, 0)
+        for token in self.stop_token_ids:
+            _check_int("a token of stop_token_ids", token, 0, param="stop_token_ids")
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias is {shortened(self.logit_bias)}; it must map token ids to numbers.")
         for token, bias in self.logit_bias.items():
-            _check_int("a token of logit_bias", token, 0)
-            _check_number(f"logit_bias of token {token}", bias, -100, 100)
+            _check_int("a token of logit_bias", token, 0, param="logit_bias")
+            _check_number(f"logit_bias of token {token}", bias, -100, 100, param="logit_bias")
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise RequestError(f"grammar is {shortened(self.grammar)}; it must be a GrammarSpec.")
 
@@ -295,7 +295,7 @@ def token_ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def _token_set(value: object) -> frozenset[int]:
-    return frozenset(token_ids("stop_ids", list(value) if isinstance(value, Set) else value))
+    return frozenset(token_ids("stop_token_ids", list(value) if isinstance(value, Set) else value))
 
 
 def _choice(name: str, value: object, kind: type[EnumT]) -> EnumT:
@@ -304,18 +304,21 @@ def _choice(name: str, value: object, kind: type[EnumT]) -> EnumT:
     return kind(value)
 
 
-def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+def _check_int(name: str, value: object, low: int, high: int | None = None, *, param: str | None = None) -> None:
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise RequestError(f"{name} is {shortened(value)}; it must be a whole number, {limits}.")
+        raise RequestError(f"{name} is {shortened(value)}; it must be a whole number, {limits}.", param=param or name)
 
 
-def _check_number(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
+def _check_number(
+    name: str, value: object, low: float, high: float, *, above: bool = False, param: str | None = None
+) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         start = "above" if above else "from"
-        raise RequestError(f"{name} is {shortened(value)}; it must be a number {start} {low} to {high}.")
+        message = f"{name} is {shortened(value)}; it must be a number {start} {low} to {high}."
+        raise RequestError(message, param=param or name)
 
 
 def _stops(value: object) -> tuple[str, ...]:

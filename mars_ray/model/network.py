@@ -5,8 +5,6 @@ Out:   the network on the CPU, in eval mode.
 Never: keeps random weights: a missing weight is an error, whereas transformers only warns about it.
 """
 
-from typing import Any
-
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
@@ -25,6 +23,13 @@ def attention_for(config: PretrainedConfig) -> str | None:
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
+def empty_network(config: PretrainedConfig) -> PreTrainedModel:
+    """Return the causal language model of `config` without memory for its weights."""
+    with torch.device("meta"):
+        network: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    return network
+
+
 def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
     """Return the causal language model of `model`, with its `attention_for` unless another one is given.
 
@@ -32,7 +37,7 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str | None
     """
     network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
     try:
-        _check_memory(network_class, model)
+        _check_memory(model)
         network, report = network_class.from_pretrained(
             str(model.folder),
             config=model.config,
@@ -60,11 +65,10 @@ def load_network(model: ResolvedModel, dtype: torch.dtype, attention: str | None
     return network.eval()
 
 
-def _check_memory(network_class: Any, model: ResolvedModel) -> None:
+def _check_memory(model: ResolvedModel) -> None:
     """Raise `ModelError` if the network is far larger than its files; transformers would allocate all of it before
     failing."""
-    with torch.device("meta"):
-        network = network_class(model.config)
+    network = empty_network(model.config)
     network.tie_weights()
     needed = sum(parameter.numel() for parameter in network.parameters())
     held = model.parameters.total()

@@ -42,6 +42,10 @@ AnswerPart = ContentPart | ReasoningPart | CallPart
 class PartParser(Protocol):
     """Parts one answer whose text arrives in pieces."""
 
+    @property
+    def in_arguments(self) -> bool:
+        """True while the arguments of a call are incomplete."""
+
     def push(self, text: str) -> Iterator[AnswerPart]:
         """Take a piece of the answer and yield the parts that it completes."""
 
@@ -51,6 +55,8 @@ class PartParser(Protocol):
 
 class PlainParser:
     """The parser of an answer that is content alone."""
+
+    in_arguments = False
 
     def push(self, text: str) -> Iterator[AnswerPart]:
         """Yield the text."""

@@ -73,6 +73,11 @@ class CallParser:
         self._trimming = False
         """True after a call, until the next content begins."""
 
+    @property
+    def in_arguments(self) -> bool:
+        """True while the arguments of a call are incomplete."""
+        return self._state == self._arguments
+
     def push(self, text: str) -> Iterator[AnswerPart]:
         """Take a piece of the answer and yield the parts that it completes."""
         self._buffer += text
@@ -85,7 +90,7 @@ class CallParser:
     def finish(self) -> Iterator[AnswerPart]:
         """Yield the rest of the answer. No text may be pushed afterwards."""
         rest = self._raw + self._buffer
-        in_call = self._state in (self._arguments, self._tail)
+        in_call = self.in_arguments or self._state == self._tail
         closing = self._state == self._after and self._closing().startswith(self._buffer.strip())
         if not in_call and not closing:
             yield from self._content(rest, last=True)

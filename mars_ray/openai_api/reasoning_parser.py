@@ -25,6 +25,11 @@ class ReasoningParser:
         """True directly after a marker, where white space is dropped."""
         self._buffer = ""
 
+    @property
+    def in_arguments(self) -> bool:
+        """True while the arguments of a call are incomplete."""
+        return self._parser.in_arguments
+
     def push(self, text: str) -> Iterator[AnswerPart]:
         """Take a piece of the answer and yield the parts that it completes."""
         self._buffer += text

@@ -185,9 +185,9 @@ def _sampling(
         logprobs = 0 if body.logprobs is None and body.candidates > body.n else body.logprobs
     max_tokens = min(default if requested is None else requested, most)
     if body.min_tokens > max_tokens:
+        advice = "Raise max_tokens, or lower min_tokens." if max_tokens < most else "Lower min_tokens."
         raise RequestError(
-            f"min_tokens is {body.min_tokens}, must be at most max_tokens, which is {max_tokens} here. Raise "
-            "max_tokens, or lower min_tokens.",
+            f"min_tokens is {body.min_tokens}; this answer may have up to {max_tokens} tokens. {advice}",
             param="min_tokens",
         )
     return SamplingParams(
@@ -197,7 +197,7 @@ def _sampling(
         seed=None if body.seed is None else body.seed % 2**63,
         n=body.candidates,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
-        stop_ids=frozenset(body.stop_token_ids),
+        stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=_scored(body),

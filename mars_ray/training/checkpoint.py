@@ -28,10 +28,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mars_ray.errors import ConfigError
+from mars_ray.model.network import empty_network
 
 SHARDS = "shards"
 
@@ -112,8 +113,7 @@ def unsharded(network: PreTrainedModel) -> PreTrainedModel | None:
     weights = get_model_state_dict(network, options=options)
     if not weights:
         return None
-    with torch.device("meta"):
-        whole: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(network.config)](network.config)
+    whole = empty_network(network.config)
     whole.load_state_dict(weights, assign=True)
     whole.tie_weights()
     whole.generation_config = network.generation_config

@@ -24,12 +24,14 @@ from ray.train.torch import TorchTrainer
 from upath import UPath
 
 from mars_ray.adapter.card import resolve_adapter
+from mars_ray.adapter.gated_lora import linears_of
 from mars_ray.data.packed import REPORT_FILE, read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
 from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError, check_kind
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import resolve_dtype
-from mars_ray.model.folder import count_parameters
+from mars_ray.model.folder import check_folder, count_parameters
+from mars_ray.model.network import empty_network
 from mars_ray.model.resolve import model_label, pin, resolve_model
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.progress import ProgressLine
@@ -62,6 +64,7 @@ def train(config: TrainConfig) -> StepMetrics:
     # A branch on a hub may move, and workers have another working directory.
     fixed = {"model": pin(config.model, base), "output": config.output.absolute(), "compute": compute}
     config = config.model_copy(update=fixed)
+    _check_target_modules(config, base)
     folder = RunFolder(config.output)
     with folder.only_driver():
         settings = _settings(config, base)
@@ -80,6 +83,13 @@ def train(config: TrainConfig) -> StepMetrics:
         metrics = read_metrics(folder.path)
         plot_metrics(metrics, folder.picture)
         return metrics[-1]
+
+
+def _check_target_modules(config: TrainConfig, base: Path) -> None:
+    """Raise `AdapterError` for names that no layer of the model has, before its data are packed and workers start."""
+    adapter = config.objective.adapter
+    if adapter and adapter.target_modules:
+        linears_of(empty_network(check_folder(base).config), adapter.target_modules)
 
 
 def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:

@@ -79,15 +79,17 @@ class RunFolder:
 
     def keep_settings(self, settings: dict[str, Any]) -> None:
         """Write down the settings of a run whose data are ready."""
-        write_file(self._settings, ["\n".join([*_lines(settings), ""]).encode()])
+        write_file(self._settings, [f"{json.dumps(settings, indent=2)}\n".encode()])
 
     def check_settings(self, settings: dict[str, Any]) -> None:
         """Raise `ConfigError` if the run began with other settings. Its checkpoints do not contain the settings."""
-        for before, now in zip(self._settings.read_text().splitlines(), _lines(settings), strict=False):
-            if before != now:
+        before, now = _by_name(json.loads(self._settings.read_text())), _by_name(json.loads(json.dumps(settings)))
+        for name in before | now:
+            if before.get(name) != now.get(name):
+                was, wanted = (json.dumps(values[name]) if name in values else "not set" for values in (before, now))
                 raise ConfigError(
-                    f"{self.path} holds a run with other settings: {before.strip(' ,')} there, {now.strip(' ,')} now. "
-                    "Choose another output."
+                    f"{self.path} holds a run with other settings: {name} was {was}, now it is {wanted}. Choose "
+                    "another output."
                 )
 
     def check_data(self, source: AnyPath, packed: AnyPath) -> None:
@@ -139,5 +141,12 @@ class RunFolder:
             raise getattr(errors, reason["kind"])(reason["message"])
 
 
-def _lines(settings: dict[str, Any]) -> list[str]:
-    return json.dumps(settings, indent=2).splitlines()
+def _by_name(settings: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """Return the settings that are not null, by their names, such as `objective.adapter.rank`."""
+    named: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            named |= _by_name(value, f"{section}{key}.")
+        elif value is not None:
+            named[section + key] = value
+    return named

@@ -65,5 +65,5 @@ def test_layers_are_taken_by_name_and_never_the_output_embedding(network: PreTra
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     }  # fmt: skip
     assert {name.rpartition(".")[2] for name in linears_of(network, ["q_proj"])} == {"q_proj"}
-    with pytest.raises(AdapterError, match="c_attn"):
-        linears_of(network, ["c_attn"])
+    with pytest.raises(AdapterError, match="'c_attn'; the linear layers of the network are q_proj, k_proj"):
+        linears_of(network, ["q_proj", "c_attn"])

@@ -129,7 +129,7 @@ def test_a_trace_says_which_tokens_came_together(tokenizer: PreTrainedTokenizerB
         (b'{"prompt": "\xff"}', "not JSON"),
         (b"[1]", "not a JSON object"),
         (raw(text="x"), "neither 'prompt' nor 'messages'"),
-        (raw(prompt=None), "neither 'prompt' nor 'messages'"),
+        (raw(prompt=None), "its 'prompt' is null"),
         (raw(prompt=3), "'prompt' must be text, not int 3"),
         (raw(prompt=" \n"), "prompt is empty"),
         (raw(messages=[]), "messages must have at least 1 item"),

@@ -91,7 +91,7 @@ def test_sampling_holds_every_parameter_and_comes_before_columns_and_job() -> No
         "sampling": {"seed": 2.0, "top_k": 3, "stop": "x", "stop_token_ids": [9], "logit_bias": {"4": -1}, "n": None},
     }
     assert sampling_of("id", columns, job) == SamplingParams(
-        max_tokens=5, temperature=0.5, seed=2, top_k=3, stop=("x",), stop_ids=frozenset([9]), logit_bias={4: -1}
+        max_tokens=5, temperature=0.5, seed=2, top_k=3, stop=("x",), stop_token_ids=frozenset([9]), logit_bias={4: -1}
     )
     grammar = GrammarSpec(kind="json_schema", text=json.dumps(SCHEMA))
     asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}

@@ -43,7 +43,7 @@ def sequence_of(
         index=0,
         seed=seed if params.seed is None else params.seed,
         max_tokens=limit or params.max_tokens,
-        stop_ids=frozenset(stop_ids) | params.stop_ids,
+        stop_ids=frozenset(stop_ids) | params.stop_token_ids,
         detokenizer=IncrementalDetokenizer(bundled_tokenizer(), params.stop),
         tokens=[*asked.prompt, *output],
         num_computed_tokens=computed,

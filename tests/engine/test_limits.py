@@ -56,7 +56,7 @@ def test_a_sequence_ends_where_longrope_would_change_the_frequencies_of_its_earl
 
 
 def test_a_request_inside_every_limit_is_taken() -> None:
-    check(prompt=(0, 99) * 3 + (5,), n=4, max_tokens=128, logit_bias={99: 1.0}, stop_ids=frozenset({99}))
+    check(prompt=(0, 99) * 3 + (5,), n=4, max_tokens=128, logit_bias={99: 1.0}, stop_token_ids=frozenset({99}))
 
 
 def test_an_empty_prompt_is_refused() -> None:
@@ -77,8 +77,8 @@ def test_a_token_outside_the_vocabulary_is_refused_wherever_it_stands(token: int
     if token > 0:
         with pytest.raises(RequestError, match=rf"logit_bias.* {token}\b"):
             check(logit_bias={5: 1.0, token: 1.0})
-        with pytest.raises(RequestError, match=rf"stop_ids.* {token}\b"):
-            check(stop_ids=frozenset({5, token}))
+        with pytest.raises(RequestError, match=rf"stop_token_ids.* {token}\b"):
+            check(stop_token_ids=frozenset({5, token}))
 
 
 def test_all_sequences_of_a_request_share_its_token_limit() -> None:

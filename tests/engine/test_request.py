@@ -58,9 +58,9 @@ def test_stop_strings_of_another_form_are_refused(wrong: object) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"4"}, [4.5], ("4",), 4, None, frozenset({-1}), frozenset({True}), frozenset({"4"})])
-def test_stop_ids_of_another_form_are_refused(wrong: object) -> None:
-    with pytest.raises(RequestError, match=r"stop[_ ]id"):
-        SamplingParams(stop_ids=wrong)  # type: ignore[arg-type]
+def test_stop_token_ids_of_another_form_are_refused(wrong: object) -> None:
+    with pytest.raises(RequestError, match="stop_token_ids"):
+        SamplingParams(stop_token_ids=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_edges_of_every_range_are_inside() -> None:
     SamplingParams(max_tokens=1, min_tokens=1, temperature=100, top_p=1, top_k=10**9, min_p=1, seed=2**63 - 1, n=64)
     SamplingParams(min_tokens=0, temperature=0, top_p=1e-9, top_k=0, min_p=0, seed=0, n=1, logprobs=0)
     SamplingParams(logprobs=20, presence_penalty=-2, frequency_penalty=2, repetition_penalty=100)
-    SamplingParams(stop=("x" * 256,) * 16, stop_ids=frozenset({0}), logit_bias={0: -100, 1: 100})
+    SamplingParams(stop=("x" * 256,) * 16, stop_token_ids=frozenset({0}), logit_bias={0: -100, 1: 100})
     DecodeParams(threshold=0, block=1)
     DecodeParams(threshold=1, block=64)
     DecodeParams(metric=Metric.ENTROPY, threshold=1e6)
@@ -139,7 +139,7 @@ def test_the_defaults_are_a_greedy_request_that_follows_the_engine() -> None:
 
 
 def test_a_request_survives_pickling() -> None:
-    sampling = SamplingParams(stop=("\n",), stop_ids=frozenset({4}), logit_bias={7: 1.5}, seed=3, logprobs=2)
+    sampling = SamplingParams(stop=("\n",), stop_token_ids=frozenset({4}), logit_bias={7: 1.5}, seed=3, logprobs=2)
     request = Request(id="a", prompt=(1, 2), sampling=sampling, decode=DecodeParams(mode=Mode.EXACT, block=4))
     assert pickle.loads(pickle.dumps(request)) == request
 

@@ -142,6 +142,7 @@ def test_a_request_may_set_its_threshold(client: Anthropic) -> None:
         ({"max_tokens": 3}, "max_tokens", None),
         ({"stop_sequences": ["nothing", '"age"']}, "stop_sequence", '"age"'),
         (CALL, "tool_use", None),
+        (CALL | {"stop_sequences": ['"city"']}, "stop_sequence", '"city"'),
         ({"system": [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]}, None, None),
     ],
 )

@@ -206,7 +206,8 @@ def test_the_command_line_shows_and_sets_what_the_routes_do(
     ("key", "arguments", "code", "said"),
     [
         ("operator", ("threshold", "set", "0.97", "--for", "5x"), 2, "--for is '5x'; give a time such as 90s"),
-        ("operator", ("threshold", "set", "1.7"), 2, "less than or equal to 1"),
+        ("operator", ("threshold", "set", "1.7"), 2, "threshold is 1.7, must be from 0 to 1"),
+        ("operator", ("threshold", "set", "nan"), 2, "threshold is nan, must be from 0 to 1"),
         ("operator", ("threshold", "clear", "--class", "silver"), 2, "there is no class 'silver'"),
         ("gold", ("status",), 2, "needs a key with the role operate"),
         (None, ("status",), 2, "Send a valid API key"),

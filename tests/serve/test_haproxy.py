@@ -43,6 +43,15 @@ def test_the_front_hears_of_clients_that_left_while_they_waited_for_an_answer(tm
     within(test())
 
 
+def test_a_gateway_sees_heads_that_it_will_refuse(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with proxied(tmp_path) as (port, backend), connected(port) as (_, writer):
+            writer.write(HEAD[:-2] + b"x-filler: " + b"x" * 60_000 + b"\r\n\r\n" + BODY)
+            await backend.until(1)
+
+    within(test())
+
+
 def test_gateways_get_requests_while_ray_builds_a_new_version(tmp_path: Path) -> None:
     async def test() -> None:
         async with proxied(tmp_path, building=True) as (port, backend), connected(port) as (_, writer):

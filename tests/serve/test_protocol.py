@@ -273,6 +273,7 @@ def test_an_id_that_is_no_token_is_refused(plain: httpx2.Client, name: str, toke
     value: Any = {str(token): 1} if name == "logit_bias" else [token]
     response = plain.post(COMPLETIONS, json=LEAST[COMPLETIONS] | {name: value})
     assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == name
 
 
 @pytest.mark.parametrize("path", BODIES)

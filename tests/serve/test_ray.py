@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 import openai
 import psutil
 import pytest
@@ -59,6 +60,11 @@ def test_headers_and_errors_pass_the_proxy_as_they_are(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="bundled", messages=TELL, n=99)
     assert refused.value.param == "n"
+
+
+def test_a_head_beyond_the_limit_is_refused_by_a_gateway(running: Cluster) -> None:
+    refused = httpx2.get(f"{running.url}/healthz", headers={"x-filler": "x" * 20_000})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (431, "headers_too_large")
 
 
 def test_the_client_of_the_readme_works(running: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

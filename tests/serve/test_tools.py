@@ -124,6 +124,14 @@ def test_a_call_that_is_cut_says_so(client: OpenAI) -> None:
     assert choice.finish_reason == "length"
 
 
+def test_a_call_that_a_stop_string_cuts_off_is_none_to_run(client: OpenAI) -> None:
+    [choice] = client.chat.completions.create(**CALL, stop=['"city"']).choices
+    assert choice.finish_reason == "stop"
+    assert streamed(client, stop=['"city"'])[1] == ["stop"]
+    [choice] = client.chat.completions.create(**CALL, stop=["</tool_call>"]).choices
+    assert choice.finish_reason == "tool_calls"
+
+
 def test_log_probabilities_come_with_calls(client: OpenAI) -> None:
     [choice] = client.chat.completions.create(**CALL, logprobs=True).choices
     assert choice.logprobs and choice.logprobs.content

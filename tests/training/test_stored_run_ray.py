@@ -46,7 +46,7 @@ def test_a_run_in_a_store_goes_on_on_another_machine(
     card = read_card(fetched_from_store(str(folder.model)))
     assert card is not None
     assert card.steps == last.steps
-    with pytest.raises(ConfigError, match=r"s3://.*/runs/one holds a run with other settings: \"seed\": 3"):
+    with pytest.raises(ConfigError, match=r"s3://.*/runs/one holds a run with other settings: seed was 3, now"):
         mars_ray.train(config.model_copy(update={"seed": 4}))
 
 

@@ -53,8 +53,8 @@ def sampling_of(id: str, columns: JsonRecord, job: SamplingParams) -> SamplingPa
             options["stop"] = (stop,)
         case list(stops):
             options["stop"] = tuple(stops)
-    if (ids := options.pop("stop_token_ids", None)) is not None:
-        options["stop_ids"] = _stop_ids(ids)
+    if (ids := options.get("stop_token_ids")) is not None:
+        options["stop_token_ids"] = _stop_token_ids(ids)
     if isinstance(biases := options.get("logit_bias"), dict):  # JSON keys are always text
         options["logit_bias"] = {
             int(token) if len(token) <= TOKEN_DIGITS and token.isdecimal() else token: bias
@@ -109,7 +109,7 @@ def _parsed(text: str) -> Any:
         raise RequestError(f"sampling is {shortened(text)}, which is not JSON ({error}).") from None
 
 
-def _stop_ids(ids: Any) -> frozenset[int]:
+def _stop_token_ids(ids: Any) -> frozenset[int]:
     if not isinstance(ids, list):
         raise RequestError(f"stop_token_ids is {shortened(ids)}, must be a list of token ids.")
     for token in ids:

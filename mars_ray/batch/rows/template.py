@@ -15,7 +15,7 @@ from jinja2.utils import missing
 
 from mars_ray.batch.rows.row_format import JsonRecord
 from mars_ray.chat.unicode_text import text_fault
-from mars_ray.errors import BadRecordError, ConfigError
+from mars_ray.errors import BadRecordError, ConfigError, first_line
 
 CHARACTERS_MAX = 1 << 20
 """Maximum length of a prompt in characters, more than any model reads. The limit stops a template that prints
@@ -62,7 +62,8 @@ class PromptTemplate:
             raise
         except Exception as error:  # a template is a program and may raise anything
             raise BadRecordError(
-                f"the template cannot be filled: {error}. The row's columns are {shortened(sorted(columns))}",
+                f"the template cannot be filled: {first_line(error)}. "
+                f"The row's columns are {shortened(sorted(columns))}",
                 missing=(error.column,) if isinstance(error, _MissingColumnError) else (),
             ) from error
         return prompt

@@ -52,9 +52,9 @@ class EngineLimits:
                 f"the prompt has {len(prompt)} tokens; prompt and answer together may have {self.max_model_len}. "
                 "Shorten the prompt."
             )
-        self._check_tokens("the prompt", prompt)
-        self._check_tokens("logit_bias", tuple(sampling.logit_bias))
-        self._check_tokens("stop_ids", tuple(sampling.stop_ids))
+        self._check_tokens("the prompt", prompt, param="prompt")
+        self._check_tokens("logit_bias", tuple(sampling.logit_bias), param="logit_bias")
+        self._check_tokens("stop_token_ids", tuple(sampling.stop_token_ids), param="stop_token_ids")
         for index, partial in request.partial_answers.items():
             self._check_partial_answer(request, index, partial.tokens)
         if sampling.n * sampling.max_tokens > self.max_request_tokens:
@@ -75,13 +75,15 @@ class EngineLimits:
                 f"a partial answer has {len(tokens)} tokens; the whole answer may have {room} on this engine."
             )
 
-    def _check_tokens(self, name: str, tokens: tuple[int, ...]) -> None:
+    def _check_tokens(self, name: str, tokens: tuple[int, ...], param: str | None = None) -> None:
         invalid = [token for token in tokens if type(token) is not int]
         if invalid:
-            raise RequestError(f"{name} holds {invalid[0]!r}; token ids are whole numbers.")
+            raise RequestError(f"{name} holds {invalid[0]!r}; token ids are whole numbers.", param=param)
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
             unknown = next(token for token in tokens if not 0 <= token < self.vocab_size)
-            raise RequestError(f"{name} holds token {unknown}; the vocabulary has ids from 0 to {self.vocab_size - 1}.")
+            raise RequestError(
+                f"{name} holds token {unknown}; the vocabulary has ids from 0 to {self.vocab_size - 1}.", param=param
+            )
 
 
 def resolve_limits(

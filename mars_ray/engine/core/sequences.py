@@ -57,7 +57,7 @@ def new_sequences(
     """
     sampling = request.sampling
     max_tokens = min(sampling.max_tokens, limits.max_model_len - len(request.prompt))
-    stop_ids = sampling.stop_ids | (frozenset() if sampling.ignore_eos else model.stop_ids)
+    stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else model.stop_ids)
     scored = sampling.prompt_logprobs is not None
     sequences = []
     for index in request.indices:

@@ -45,6 +45,7 @@ RESPONSES_NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "response_format": "text.format",
+    "correct tool_call_id": "correct call_id",
     "a message with the role tool and its tool_call_id": "an item of type function_call_output with its call_id",
 }
 """Names of fields in the Responses API, by the names in errors about the chat request."""

@@ -13,6 +13,8 @@ These are the changes to the template of Ray 2.60.0 for HAProxy 2.8.25:
 - A request's head must arrive within `HEAD_SECONDS`. A client whose turn it is to send or read, but which does
   nothing for `CLIENT_SECONDS`, is disconnected, and an idle connection is closed after `IDLE_SECONDS`. Answers have no
   time limit.
+- A request's head may have up to 63 KiB. With the buffer of Ray's template, HAProxy would answer heads of 15 KiB with its
+  HTML page, and no gateway could send a 431.
 - TLS and a limit on connections per client address are added if `front` configures them.
 - The admin socket, the configuration and the certificate are private to this user, because anybody who can write to the
   socket can redirect requests, with their keys, to any server.
@@ -53,6 +55,8 @@ CLIENT_SECONDS = 30
 IDLE_SECONDS = 15
 RETRY_SECONDS = 5
 GONE_SECONDS = 10
+BUFFER_BYTES = 2**16
+"""Size of a buffer, which holds a head and 1 KiB that HAProxy keeps free to rewrite it."""
 
 UNAVAILABLE = (503, "Service Unavailable", "unavailable", "no gateway of the endpoint is up. Try again later.")
 ANSWERS = {
@@ -121,6 +125,8 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
             line = line.replace(" mode 666 ", " mode 600 ")
         if words[:2] in (["timeout", "client"], ["timeout", "http-keep-alive"]):
             line = line.replace(words[2], f"{CLIENT_SECONDS if words[1] == 'client' else IDLE_SECONDS}s")
+        if words[:1] == ["tune.bufsize"]:
+            line = f"    tune.bufsize {max(BUFFER_BYTES, int(words[1]))}"
         if section == "frontend http_frontend" and words[:1] == ["bind"]:
             yield from connection_limit()
             line = bind_line(line, _certificate_file(answers))

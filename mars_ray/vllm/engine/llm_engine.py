@@ -54,7 +54,7 @@ class LLMEngineCore:
         params = _params(sequence)
         for name, number, most in (
             ("logit_bias", len(params.logit_bias or ()), MOST_LOGIT_BIAS),
-            ("stop_ids", len(params.stop_token_ids) if params.min_tokens else 0, MOST_STOP_IDS),
+            ("stop_token_ids", len(params.stop_token_ids) if params.min_tokens else 0, MOST_STOP_IDS),
         ):
             if number > most:
                 raise RequestError(f"{name} has {number} tokens; vLLM takes at most {most}.", param=name)
