@@ -44,7 +44,7 @@ def until(done: int, output: Path, process: "subprocess.Popen[str]") -> None:
 
 
 def end(process: "subprocess.Popen[str]") -> None:
-    """Kill a run and all that it started, so that the machine is free."""
+    """Take down what is left of a killed run, so that the machine is free."""
     with process:
         family = [each for each in psutil.process_iter() if _session(each) == process.pid]
         for each in family:

@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 from tests.vllm.cluster_engines import ENVIRONMENT, VLLM_ARGS  # noqa: E402, I001
 
+import psutil  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from mars_ray.batch.output.ledger import LEDGER, rows_done  # noqa: E402
 from mars_ray.data.tasks.split import mixture  # noqa: E402
-from tests.batch.test_kill_ray import end  # noqa: E402
 
 COMMAND = Path(sys.executable).with_name("mars-ray")
 ROWS = 500
@@ -38,6 +38,23 @@ def start(source: Path, output: Path) -> "subprocess.Popen[str]":
         start_new_session=True,
         env=os.environ | ENVIRONMENT,
     )
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Kill the job and everything it started."""
+    with process:
+        process.kill()
+        family = [other for other in psutil.process_iter() if session_of(other) == process.pid]
+        for other in family:
+            other.kill()
+        psutil.wait_procs(family, timeout=SECONDS)
+
+
+def session_of(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return -1
 
 
 def test_every_row_of_a_killed_job_is_there_once_after_the_same_command(tmp_path: Path) -> None:
