@@ -50,6 +50,7 @@ def test_a_job_that_cannot_start_says_why_in_one_line(
     ("command", "message"),
     [
         ("generate --dry-run 1 --retry-errors", "--retry-errors has no effect with --dry-run"),
+        ("generate --dry-run 0", "--dry-run is 0, must be at least 1"),
         ("generate --dry-run 1 --json", "--json has no effect with --dry-run"),
         ("generate --new --retry-errors", "give new or retry_errors, not both"),
         ("generate --template {{question}} --prompt-column question", "give template or prompt_column, not both"),

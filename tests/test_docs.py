@@ -1,5 +1,7 @@
 """Programs, commands and paths in the README and the guides work as printed."""
 
+import ast
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -35,6 +37,14 @@ def uses_ray(parameter: ParameterSet) -> bool:
     """Return whether a program needs a cluster; `test_docs_ray` runs such programs."""
     [block] = parameter.values
     return "import ray\n" in str(block) or "from ray " in str(block)
+
+
+@pytest.mark.parametrize("block", [block for block in fenced("python") if uses_ray(block)])
+def test_what_programs_on_ray_import_exists(block: str) -> None:
+    for statement in ast.walk(ast.parse(block)):
+        if isinstance(statement, ast.ImportFrom):
+            module = importlib.import_module(str(statement.module))
+            assert all(hasattr(module, each.name) for each in statement.names)
 
 
 def in_order(parameter: ParameterSet) -> bool:

@@ -86,7 +86,6 @@ def on_a_local_cluster() -> tuple[int, str]:
     return end(program, signal.SIGTERM)
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_sigterm_is_ours_after_ray_started(on_a_local_cluster: tuple[int, str]) -> None:
     code, said = on_a_local_cluster

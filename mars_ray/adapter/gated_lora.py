@@ -130,7 +130,7 @@ def linears_of(network: Any, names: Sequence[str] | None) -> dict[str, tuple[int
     """Return the sizes of the linear layers that have one of `names`, or, if it is None, of all linear layers except
     the output embedding.
 
-    Raises `AdapterError` if no layer has one of the names, or the network has no such layers.
+    Raises `AdapterError` if a name belongs to none of these layers, or the network has no linear layers.
     """
     head = network.get_output_embeddings()
     linears = {

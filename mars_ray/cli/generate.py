@@ -84,7 +84,7 @@ Schema = Annotated[Path | None, typer.Option(help="File with a JSON Schema that 
 Regex = Annotated[str | None, typer.Option(help="Regular expression that constrains every answer.")]
 FileFormat = Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Output format.")]
 Limit = Annotated[int | None, typer.Option(help="Answer only the first N rows.")]
-DryRun = Annotated[int | None, typer.Option(min=1, help="Print the answers to the first N rows and write nothing.")]
+DryRun = Annotated[int | None, typer.Option(help="Print the answers to the first N rows and write nothing.")]
 New = Annotated[bool, typer.Option("--new", help="Rename an earlier job in --output and start a new one.")]
 RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Answer the rows with errors again.")]
 
@@ -166,6 +166,8 @@ def _run(options: "GenerateOptions", dry_run: int | None, as_json: bool) -> None
     from mars_ray.batch.ray.generate_files import generate_files
 
     if dry_run is not None:
+        if dry_run < 1:
+            raise ConfigError(f"--dry-run is {dry_run}, must be at least 1.")
         if options.new or options.retry_errors or as_json:
             name = "--new" if options.new else "--retry-errors" if options.retry_errors else "--json"
             raise ConfigError(f"{name} has no effect with --dry-run, which keeps nothing. Leave one of them out.")

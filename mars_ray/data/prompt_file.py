@@ -43,7 +43,7 @@ def raw_messages(fields: Mapping[str, Any], column: str | None = None) -> tuple[
     `BadRecordError` for a record without either, and `RequestError` for a text that is no Unicode.
     """
     names = PROMPT_COLUMNS if column is None else (column,)
-    # In parquet every row has every column, so null means that a field is absent.
+    # In parquet every row has every column, so a null column may stand beside the one with the messages.
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
         if null := next((name for name in names if name in fields), None):

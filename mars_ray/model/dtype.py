@@ -70,4 +70,4 @@ def cpu_flags() -> set[str]:
         lines = CPU_INFO.read_text().splitlines()
     except OSError:  # not Linux
         return set()
-    return {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
+    return next((set(line.split()) for line in lines if line.lower().startswith(("flags", "features"))), set())

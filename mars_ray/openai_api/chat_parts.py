@@ -43,8 +43,8 @@ class ChoiceParts:
         return [*joined(parts)]
 
     def finish_reason(self, reason: ChoiceFinishReason) -> ChoiceFinishReason:
-        """Return the finish reason of the choice, which tells whether it has calls. A call that a stop string cut off
-        is none that a client may run."""
+        """Return the finish reason of the choice, which tells whether it has calls. If a stop string cuts off a call,
+        the reason stays `stop`, so that clients do not run the call."""
         if not self._called or reason != "stop" or self._parser.in_arguments:
             return reason
         return "function_call" if self._legacy else "tool_calls"

@@ -185,7 +185,7 @@ def _sampling(
         logprobs = 0 if body.logprobs is None and body.candidates > body.n else body.logprobs
     max_tokens = min(default if requested is None else requested, most)
     if body.min_tokens > max_tokens:
-        advice = "Raise max_tokens, or lower min_tokens." if max_tokens < most else "Lower min_tokens."
+        advice = "Raise max_tokens, or lower min_tokens." if body.min_tokens <= most else "Lower min_tokens."
         raise RequestError(
             f"min_tokens is {body.min_tokens}; this answer may have up to {max_tokens} tokens. {advice}",
             param="min_tokens",

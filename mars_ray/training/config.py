@@ -42,7 +42,7 @@ class AdapterSection(_Section):
     rank: int = Field(64, ge=1)
     alpha: float | None = Field(None, gt=0)
     """Low-rank products are scaled by alpha / rank. Default: twice the rank."""
-    target_modules: tuple[str, ...] | None = None
+    target_modules: tuple[str, ...] | None = Field(None, min_length=1)
     """Names of the linear layers to adapt, such as q_proj. Default: all of them."""
     init: Name | None = None
     """Adapter to start from: a folder, its URL or a name on a hub. It must have the same sizes, and a block as long or

@@ -86,10 +86,10 @@ class RunFolder:
         before, now = _by_name(json.loads(self._settings.read_text())), _by_name(json.loads(json.dumps(settings)))
         for name in before | now:
             if before.get(name) != now.get(name):
-                was, wanted = (json.dumps(values[name]) if name in values else "not set" for values in (before, now))
+                old, new = (json.dumps(values[name]) if name in values else "not set" for values in (before, now))
                 raise ConfigError(
-                    f"{self.path} holds a run with other settings: {name} was {was}, now it is {wanted}. Choose "
-                    "another output."
+                    f"{self.path} holds a run with other settings: {name} was {old}, now it is {new}. Choose another "
+                    "output."
                 )
 
     def check_data(self, source: AnyPath, packed: AnyPath) -> None:

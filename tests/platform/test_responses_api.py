@@ -205,6 +205,7 @@ def test_an_answer_may_be_sent_back_in_each_of_its_forms(item: dict[str, Any], s
         ({"include": ["message.output_text.logprobs"]}, "include", "'message.output_text.logprobs' is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "a tool of type 'web_search' is not supported"),
         ({"tools": [TOOL] * 500}, "tools", "500 functions"),
+        ({"input": [OUTPUT]}, "input", "the result of a call 'a'"),
         ({"input": [OUTPUT]}, "input", "correct call_id"),
         ({"input": [USED]}, "input", "add an item of type function_call_output with its call_id"),
         ({"input": [{"role": "user", "content": "x"}] * 1025}, "input", "the number of messages is 1025"),

@@ -119,6 +119,8 @@ def test_an_answer_that_sets_no_length_is_not_called_lowered(short: httpx2.Clien
 def test_fewer_tokens_than_min_tokens_are_never_given(short: httpx2.Client, path: str) -> None:
     refused = short.post(path, json=body_of(path, "max_tokens", 32_000, min_tokens=LIMIT + 1))
     assert f"this answer may have up to {LIMIT} tokens. Lower" in check_error(refused, 400, param="min_tokens")
+    refused = short.post(path, json=body_of(path, "max_tokens", 2, min_tokens=3))
+    assert "this answer may have up to 2 tokens. Raise" in check_error(refused, 400, param="min_tokens")
     assert lowered(short.post(path, json=body_of(path, "max_tokens", 32_000, min_tokens=LIMIT))) == LIMIT
 
 

@@ -124,7 +124,7 @@ def test_a_call_that_is_cut_says_so(client: OpenAI) -> None:
     assert choice.finish_reason == "length"
 
 
-def test_a_call_that_a_stop_string_cuts_off_is_none_to_run(client: OpenAI) -> None:
+def test_a_call_that_a_stop_string_cuts_off_ends_with_stop(client: OpenAI) -> None:
     [choice] = client.chat.completions.create(**CALL, stop=['"city"']).choices
     assert choice.finish_reason == "stop"
     assert streamed(client, stop=['"city"'])[1] == ["stop"]

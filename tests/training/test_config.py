@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mars_ray.errors import ConfigError
+import mars_ray
+from mars_ray.errors import AdapterError, ConfigError
 from mars_ray.training.config import TrainConfig, read_config
 
 GOOD = """
@@ -47,6 +48,7 @@ def test_data_by_url_reaches_workers_by_url(tmp_path: Path) -> None:
         ("kind: mars", "kind: marz", r"objective.kind is 'marz', must be 'ar' or 'mars'"),
         ("kind: mars", "kind: mars, block: 1", r"objective.block is 1, must be at least 2"),
         ("kind: mars", "kind: ar, block: 4, decay: 0.5", r"objective is .*: block, decay: only kind mars"),
+        ("kind: mars", "kind: mars, adapter: {target_modules: []}", r"adapter.target_modules"),
         ("kind: mars", "kind: mars, adapter: {rank: 4}, ar_weight: 0.5", r"ar_weight trains the model itself"),
         (
             "kind: mars",
@@ -85,3 +87,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(Path("pipelines").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_configs_we_ship_can_be_read(path: Path) -> None:
     read_config(path)
+
+
+def test_a_layer_that_the_model_lacks_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = read(tmp_path, GOOD.replace("kind: mars", "kind: mars, adapter: {target_modules: [zz]}"))
+    config = config.model_copy(update={"output": tmp_path / "run"})
+    with pytest.raises(AdapterError, match="target_modules has 'zz'"):
+        mars_ray.train(config)
+    assert not (tmp_path / "run").exists()

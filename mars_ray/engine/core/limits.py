@@ -52,7 +52,7 @@ class EngineLimits:
                 f"the prompt has {len(prompt)} tokens; prompt and answer together may have {self.max_model_len}. "
                 "Shorten the prompt."
             )
-        self._check_tokens("the prompt", prompt, param="prompt")
+        self._check_tokens("the prompt", prompt)
         self._check_tokens("logit_bias", tuple(sampling.logit_bias), param="logit_bias")
         self._check_tokens("stop_token_ids", tuple(sampling.stop_token_ids), param="stop_token_ids")
         for index, partial in request.partial_answers.items():
@@ -75,7 +75,7 @@ class EngineLimits:
                 f"a partial answer has {len(tokens)} tokens; the whole answer may have {room} on this engine."
             )
 
-    def _check_tokens(self, name: str, tokens: tuple[int, ...], param: str | None = None) -> None:
+    def _check_tokens(self, name: str, tokens: tuple[int, ...], *, param: str | None = None) -> None:
         invalid = [token for token in tokens if type(token) is not int]
         if invalid:
             raise RequestError(f"{name} holds {invalid[0]!r}; token ids are whole numbers.", param=param)

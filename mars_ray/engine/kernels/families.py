@@ -142,7 +142,7 @@ def _features() -> Collection[str]:
         return sysctl_features(printed.stdout)
     if flags := cpu_flags():
         return flags
-    raise KernelError("/proc/cpuinfo names no features; the kernels run on Linux and macOS only.")
+    raise KernelError("/proc/cpuinfo names no features of the processor, which the kernels need on Linux.")
 
 
 def sysctl_features(printed: str) -> set[str]:

@@ -15,10 +15,12 @@ class TextGain:
 
     def __init__(self) -> None:
         self._forwards = 0.0
-        self._tokens = self._positions = 0.0
-        """Tokens gained and positions taken by drafts from text."""
-        self._replaced_tokens = self._replaced_positions = 0.0
-        """The same of the drafts from masks that they replaced."""
+        self._tokens = 0.0
+        """Tokens gained by drafts from text."""
+        self._positions = 0.0
+        self._replaced_tokens = 0.0
+        """Tokens gained by the drafts from masks that drafts from text replaced."""
+        self._replaced_positions = 0.0
 
     def observe(self, drafts: int, right: int, replaced: Sequence[float]) -> None:
         """Record a forward (see `Profile.observe_text`)."""

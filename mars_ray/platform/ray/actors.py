@@ -25,7 +25,7 @@ from mars_ray.storage.private import private_folder
 
 IDLE_S = 300.0
 SETTLE_S = RENEW_S + 1.0
-"""Seconds in which gateways introduce themselves to a restarted meter. An idle gateway calls each `RENEW_S` seconds."""
+"""Seconds in which gateways introduce themselves to a restarted meter. Idle gateways call every `RENEW_S` seconds."""
 CHECK_SECONDS = 60.0
 """Seconds between two checks for expired responses."""
 

@@ -13,14 +13,14 @@ These are the changes to the template of Ray 2.60.0 for HAProxy 2.8.25:
 - A request's head must arrive within `HEAD_SECONDS`. A client whose turn it is to send or read, but which does
   nothing for `CLIENT_SECONDS`, is disconnected, and an idle connection is closed after `IDLE_SECONDS`. Answers have no
   time limit.
-- A request's head may have up to 63 KiB. With the buffer of Ray's template, HAProxy would answer heads of 15 KiB with its
-  HTML page, and no gateway could send a 431.
+- A request's head may have up to 63 KiB, so that gateways answer heads above their limit with a 431. HAProxy answers
+  longer ones, from 15 KiB on with Ray's template, with an HTML page.
 - TLS and a limit on connections per client address are added if `front` configures them.
 - The admin socket, the configuration and the certificate are private to this user, because anybody who can write to the
   socket can redirect requests, with their keys, to any server.
 - HAProxy's own answers have OpenAI's error format. If no gateway is up, or if the endpoint is about to stop and has no
   configured gateway any more, the answer is a 503 with Retry-After; Ray's template sends 500 and 404. The answers of
-  the HTTP parser cannot be changed: 400 for malformed HTTP and 408 for a slow head remain HTML pages.
+  the HTTP parser cannot be changed: 400 for malformed HTTP and long heads, and 408 for slow heads, remain HTML pages.
 - The loss of a gateway's machine is detected within `GONE_SECONDS`, even in the middle of a request. TCP keep-alive
   usually detects the loss. While sent data is not acknowledged, keep-alive is suspended and TCP's user timeout detects
   the loss instead.
@@ -56,7 +56,7 @@ IDLE_SECONDS = 15
 RETRY_SECONDS = 5
 GONE_SECONDS = 10
 BUFFER_BYTES = 2**16
-"""Size of a buffer, which holds a head and 1 KiB that HAProxy keeps free to rewrite it."""
+"""Size of a buffer, which holds a head and 1 KiB to rewrite it. A busy connection has two buffers."""
 
 UNAVAILABLE = (503, "Service Unavailable", "unavailable", "no gateway of the endpoint is up. Try again later.")
 ANSWERS = {
