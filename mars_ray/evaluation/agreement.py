@@ -19,28 +19,27 @@ POSITIONS_PER_FORWARD = 2048
 """Maximum number of positions in a batch, including padding, unless a single answer is longer."""
 
 
-@torch.inference_mode()
 def agreed_tokens(
-    network: PreTrainedModel,
-    answers: Sequence[tuple[Tokens, Tokens]],
-    mask_id: int,
-    progress: ProgressLine,
-    done: int = 0,
+    network: PreTrainedModel, answers: Sequence[tuple[Tokens, Tokens]], mask_id: int, progress: ProgressLine
 ) -> list[int]:
-    """Return, for each (prompt, answer) pair, how many answer tokens are the most likely token at their position.
+    """Return, for each (prompt, answer) pair, how many answer tokens are the most likely token at their position."""
+    agreed: dict[int, int] = {}
+    for counts in agreed_in_batches(network, answers, mask_id):
+        agreed |= counts
+        progress.update(len(agreed), {})
+    return [agreed[number] for number in range(len(answers))]
 
-    `done` is the number of answers that `progress` already counts.
-    """
-    agreed = [0] * len(answers)
+
+def agreed_in_batches(
+    network: PreTrainedModel, answers: Sequence[tuple[Tokens, Tokens]], mask_id: int
+) -> Iterator[dict[int, int]]:
+    """Yield the counts of `agreed_tokens` in batches, by the numbers of the answers."""
     with plain_attention(network):
         for numbers in batches_of_like_length([len(prompt) + len(answer) for prompt, answer in answers]):
-            for number, count in zip(numbers, _agreed(network, [answers[n] for n in numbers], mask_id), strict=True):
-                agreed[number] = count
-            done += len(numbers)
-            progress.update(done, {})
-    return agreed
+            yield dict(zip(numbers, _agreed(network, [answers[number] for number in numbers], mask_id), strict=True))
 
 
+@torch.inference_mode()
 def _agreed(network: PreTrainedModel, batch: Sequence[tuple[Tokens, Tokens]], mask_id: int) -> list[int]:
     device = network.device
     # Attention is causal, so padding on the right has no effect.

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.errors import RunError
-from mars_ray.evaluation.agreement import Tokens, agreed_tokens
+from mars_ray.evaluation.agreement import Tokens, agreed_in_batches
 from mars_ray.evaluation.code_check import passes_tests
 from mars_ray.evaluation.task_files import MATCHES
 from mars_ray.evaluation.tasks import Question, Task
@@ -190,9 +190,12 @@ class Scorer:
             key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.cache
         }
         if uncached:
-            model = self.checkpoint()
-            counts = agreed_tokens(model.network, list(uncached.values()), model.mask_id, progress, done)
-            self.cache.add(zip(uncached, counts, strict=True))
+            model, new_keys = self.checkpoint(), list(uncached)
+            for counts in agreed_in_batches(model.network, list(uncached.values()), model.mask_id):
+                # A forward takes seconds, so a run that is stopped keeps the counts of all but the last one.
+                self.cache.add((new_keys[number], count) for number, count in counts.items())
+                done += len(counts)
+                progress.update(done, {})
         return [self.cache[key] for key in keys]
 
 

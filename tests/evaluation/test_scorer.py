@@ -1,5 +1,6 @@
 """Answers of a job as they are scored, without Ray: what was found before is not found again."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mars_ray.data.chat import ChatEncoder
+from mars_ray.evaluation import agreement
 from mars_ray.evaluation.scorer import NumberCache, Scorer, Scores, parts_of, read_answers, row_id
 from mars_ray.evaluation.tasks import Question, Task
 from mars_ray.model.checkpoint import Checkpoint, load_model
@@ -66,6 +68,33 @@ def test_what_was_scored_before_needs_no_model(tmp_path: Path, checkpoint: Check
         one, other = first.settings[setting], second.settings[setting]
         assert one.right.tolist() == [right]
         assert one.agreed.tolist() == other.agreed.tolist()
+
+
+def test_a_stopped_run_keeps_what_it_has_counted(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "POSITIONS_PER_FORWARD", 1)
+    asked = question(prompt="Add 3 and 4.")
+    (tmp_path / "rows").mkdir()
+    rows = [row(asked, "ar", "so", [5, 6]), row(asked, "exact", " no", [7])]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows" / "part-0.parquet")
+    forwards = itertools.count(1)
+
+    def stop_in_the_second(*_: object) -> None:
+        if next(forwards) == 2:
+            raise KeyboardInterrupt
+
+    scorer = Scorer(
+        checkpoint=lambda: checkpoint,
+        encoder=ChatEncoder(checkpoint.tokenizer),
+        cache=NumberCache(tmp_path / "cache.jsonl"),
+        agreement=True,
+    )
+    stopping = checkpoint.network.register_forward_pre_hook(stop_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        scorer.score(tmp_path / "rows", [Task(name="a", questions=(asked,), max_tokens=8)], ["ar", "exact"], 8)
+    stopping.remove()
+    assert len((tmp_path / "cache.jsonl").read_text().split()) == 2  # a key and its count
 
 
 def test_a_job_without_an_answer_has_no_rows(tmp_path: Path) -> None:
