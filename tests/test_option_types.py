@@ -131,8 +131,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_stops_and_modes_are_taken_as_they_are_written() -> None:
-    sampling = made(SamplingParams, stop="a", stop_ids=[1, np.int64(2)])
-    assert (sampling.stop, sampling.stop_ids) == (("a",), frozenset({1, 2}))
+    sampling = made(SamplingParams, stop="a", stop_token_ids=[1, np.int64(2)])
+    assert (sampling.stop, sampling.stop_token_ids) == (("a",), frozenset({1, 2}))
     assert made(DecodeParams, mode="ar").mode is Mode.AR
 
 

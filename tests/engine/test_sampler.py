@@ -201,7 +201,7 @@ def test_penalties_and_bias_are_those_of_transformers_and_of_loops_with_what_the
 def test_a_token_kept_in_this_step_counts_like_one_kept_before(
     seed: int, output: list[int], accepted: list[int], asked: dict[str, Any], min_tokens: int
 ) -> None:
-    asked = asked | {"min_tokens": min_tokens, "stop_ids": frozenset({4, 5})}
+    asked = asked | {"min_tokens": min_tokens, "stop_token_ids": frozenset({4, 5})}
     now, before = random_logits(seed), random_logits(seed)
     process_logits(
         now, sequence_of([1, 2], output, **asked), len(accepted), accepted if is_sequential_of(asked) else ()

@@ -52,7 +52,7 @@ class EngineLimits:
                 f"the prompt has {len(prompt)} tokens; prompt and answer together may have {self.max_model_len}. "
                 "Shorten the prompt."
             )
-        self._check_tokens("the prompt", prompt)
+        self._check_tokens("the prompt", prompt, param="prompt")
         self._check_tokens("logit_bias", tuple(sampling.logit_bias), param="logit_bias")
         self._check_tokens("stop_token_ids", tuple(sampling.stop_token_ids), param="stop_token_ids")
         for index, partial in request.partial_answers.items():
