@@ -34,9 +34,10 @@ def agreed_in_batches(
     network: PreTrainedModel, answers: Sequence[tuple[Tokens, Tokens]], mask_id: int
 ) -> Iterator[dict[int, int]]:
     """Yield the counts of `agreed_tokens` in batches, by the numbers of the answers."""
-    with plain_attention(network):
-        for numbers in batches_of_like_length([len(prompt) + len(answer) for prompt, answer in answers]):
-            yield dict(zip(numbers, _agreed(network, [answers[number] for number in numbers], mask_id), strict=True))
+    for numbers in batches_of_like_length([len(prompt) + len(answer) for prompt, answer in answers]):
+        with plain_attention(network):
+            counts = _agreed(network, [answers[number] for number in numbers], mask_id)
+        yield dict(zip(numbers, counts, strict=True))
 
 
 @torch.inference_mode()

@@ -42,6 +42,9 @@ SCORES = np.dtype(
 SettingScores = np.recarray[Any, Any]
 """Scores of one setting: one record of `SCORES` per question, which is 0 for an unanswered question."""
 BATCH_ROWS = 1024
+KEEP_EVERY = 32
+"""Number of answers whose agreement is counted between two writes of the cache. A large model takes seconds for each
+answer, and in an object store each write rewrites all."""
 COLUMNS = ["id", "text", "tokens", "forwards", "token_ids", "accepted"]
 Row = dict[str, Any]
 
@@ -191,11 +194,15 @@ class Scorer:
         }
         if uncached:
             model, new_keys = self.checkpoint(), list(uncached)
+            kept: dict[str, int] = {}
             for counts in agreed_in_batches(model.network, list(uncached.values()), model.mask_id):
-                # A forward takes seconds, so a run that is stopped keeps the counts of all but the last one.
-                self.cache.add((new_keys[number], count) for number, count in counts.items())
+                kept |= {new_keys[number]: count for number, count in counts.items()}
+                if len(kept) >= KEEP_EVERY:
+                    self.cache.add(kept.items())
+                    kept = {}
                 done += len(counts)
                 progress.update(done, {})
+            self.cache.add(kept.items())
         return [self.cache[key] for key in keys]
 
 

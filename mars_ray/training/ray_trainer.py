@@ -27,7 +27,7 @@ from mars_ray.adapter.card import resolve_adapter
 from mars_ray.adapter.gated_lora import linears_of
 from mars_ray.data.packed import REPORT_FILE, read_report
 from mars_ray.data.ray_prepare import PrepareOptions, prepare
-from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, RunError, check_kind
+from mars_ray.errors import ClusterError, InterruptedRunError, MarsRayError, ModelError, RunError, check_kind
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.dtype import resolve_dtype
 from mars_ray.model.folder import check_folder, count_parameters
@@ -89,7 +89,15 @@ def _check_target_modules(config: TrainConfig, base: Path) -> None:
     """Raise `AdapterError` for names that no layer of the model has, before its data are packed and workers start."""
     adapter = config.objective.adapter
     if adapter and adapter.target_modules:
-        linears_of(empty_network(check_folder(base).config), adapter.target_modules)
+        try:
+            network = empty_network(check_folder(base).config)
+        except MarsRayError:
+            raise
+        except Exception as error:  # the sizes in config.json are untrusted
+            raise ModelError(
+                f"{base}: config.json describes no network: {error}. Download or save the model again."
+            ) from error
+        linears_of(network, adapter.target_modules)
 
 
 def _settings(config: TrainConfig, base: Path) -> dict[str, Any]:

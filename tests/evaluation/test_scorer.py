@@ -10,6 +10,7 @@ import pytest
 
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.evaluation import agreement
+from mars_ray.evaluation import scorer as scorer_module
 from mars_ray.evaluation.scorer import NumberCache, Scorer, Scores, parts_of, read_answers, row_id
 from mars_ray.evaluation.tasks import Question, Task
 from mars_ray.model.checkpoint import Checkpoint, load_model
@@ -74,6 +75,7 @@ def test_a_stopped_run_keeps_what_it_has_counted(
     tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agreement, "POSITIONS_PER_FORWARD", 1)
+    monkeypatch.setattr(scorer_module, "KEEP_EVERY", 1)
     asked = question(prompt="Add 3 and 4.")
     (tmp_path / "rows").mkdir()
     rows = [row(asked, "ar", "so", [5, 6]), row(asked, "exact", " no", [7])]
@@ -91,9 +93,11 @@ def test_a_stopped_run_keeps_what_it_has_counted(
         agreement=True,
     )
     stopping = checkpoint.network.register_forward_pre_hook(stop_in_the_second)
-    with pytest.raises(KeyboardInterrupt):
-        scorer.score(tmp_path / "rows", [Task(name="a", questions=(asked,), max_tokens=8)], ["ar", "exact"], 8)
-    stopping.remove()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            scorer.score(tmp_path / "rows", [Task(name="a", questions=(asked,), max_tokens=8)], ["ar", "exact"], 8)
+    finally:
+        stopping.remove()
     assert len((tmp_path / "cache.jsonl").read_text().split()) == 2  # a key and its count
 
 

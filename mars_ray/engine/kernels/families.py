@@ -142,7 +142,9 @@ def _features() -> Collection[str]:
         return sysctl_features(printed.stdout)
     if flags := cpu_flags():
         return flags
-    raise KernelError("/proc/cpuinfo names no features of the processor, which the kernels need on Linux.")
+    raise KernelError(
+        "/proc/cpuinfo names no features of the processor. The kernels run on Linux, where they need it, and macOS."
+    )
 
 
 def sysctl_features(printed: str) -> set[str]:

@@ -18,9 +18,11 @@ class TextGain:
         self._tokens = 0.0
         """Tokens gained by drafts from text."""
         self._positions = 0.0
+        """Positions taken by drafts from text."""
         self._replaced_tokens = 0.0
         """Tokens gained by the drafts from masks that drafts from text replaced."""
         self._replaced_positions = 0.0
+        """Positions of those drafts from masks."""
 
     def observe(self, drafts: int, right: int, replaced: Sequence[float]) -> None:
         """Record a forward (see `Profile.observe_text`)."""
