@@ -86,13 +86,13 @@ def train(config: TrainConfig) -> StepMetrics:
 
 
 def _check_target_modules(config: TrainConfig, base: Path) -> None:
-    """Raise `AdapterError` for names that no layer of the model has, before its data are packed and workers start."""
+    """Raise `AdapterError` if `target_modules` names a layer that the model lacks. A run checks this before it packs
+    data and starts workers, which takes a minute."""
     adapter = config.objective.adapter
     if adapter and adapter.target_modules:
+        model = check_folder(base)
         try:
-            network = empty_network(check_folder(base).config)
-        except MarsRayError:
-            raise
+            network = empty_network(model.config)
         except Exception as error:  # the sizes in config.json are untrusted
             raise ModelError(
                 f"{base}: config.json describes no network: {error}. Download or save the model again."
