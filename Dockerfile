@@ -28,7 +28,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt torch 'ray[data,serv
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY mars_ray ./mars_ray
 COPY serve_configs ./serve_configs
-RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir '.[abfs,gs,s3]'
+RUN PIP_CONSTRAINT=constraints.txt pip install --no-cache-dir '.[abfs,gs,s3,traces]'
 
 USER mars
 WORKDIR /home/mars

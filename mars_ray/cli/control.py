@@ -134,15 +134,17 @@ def send_request(
 ) -> Any:
     """Return the parsed answer of an endpoint to an operator's request; None for an empty answer.
 
-    Raises `ConfigError` for a refused request, and `RunError` if the endpoint does not answer it in time.
+    Raises `ConfigError` for an unusable key or a refused request, and `RunError` if the endpoint does not answer.
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("--api-key, or MARS_RAY_API_KEY, has characters that no key has. Copy the key again.")
     try:
         timeout = httpx2.Timeout(timeout_s, connect=10)
         response = httpx2.request(method, f"{url.rstrip('/')}{path}", headers=headers, timeout=timeout, **arguments)
     except httpx2.ReadTimeout:
         raise RunError(f"{url} gave no answer within {timeout_s:g} s. Try again, or look into its log.") from None
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:  # the last is of a host's name
         raise RunError(f"{url} cannot be reached ({error}). Start the endpoint, or check --url.") from None
     if response.status_code == 204:
         return None

@@ -68,7 +68,7 @@ def block_of(
         reason = f"it has no {CARD_FILE}" if card is None else f"its {CARD_FILE} names no block"
         raise ModelError(
             f"{model} was not trained to look ahead ({reason}), so it can be evaluated only with --modes ar,exact. "
-            'Train it with method "mars" to compare thresholds.'
+            "Train it with objective: {kind: mars} to compare thresholds."
         )
     if block is not None:
         raise ConfigError(f"block is {block}; {model} does not look ahead, so leave block out.")

@@ -132,7 +132,7 @@ def _of_checkpoint(folder: Path, vocab_size: int) -> tuple[int, int]:
     if card.block is None or card.block < 2:
         raise ModelError(
             f"{folder / CARD_FILE} has method {card.method} and block {card.block}: the model predicts one token at a "
-            "time. Serve it without MARS, train it with method mars, or add an adapter."
+            "time. Serve it without MARS, train it with objective: {kind: mars}, or add an adapter."
         )
     if card.mask_token_id >= vocab_size:
         raise ModelError(

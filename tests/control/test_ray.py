@@ -88,6 +88,17 @@ def test_operators_reach_a_controller_by_its_name(
             status(controller="shops")
 
 
+def test_a_controller_by_its_name_is_not_that_of_a_further_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with controller("shop", plan_of()), controller("shop:small", plan_of()):
+        set_threshold(0.9, controller="shop:small")
+        for name, says in (("shop", False), ("shop:small", True)):
+            status(controller=name)
+            assert ("0.9" in capsys.readouterr().out) == says
+
+
 def test_a_controller_by_its_name_needs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match="needs the address of a Ray cluster in RAY_ADDRESS"):

@@ -142,7 +142,7 @@ def test_an_adapter_that_cannot_be_used_is_named_and_changes_nothing(
             assert raised.value.adapter == "bad"
             assert front.adapters == {"a": saved[0]}
             assert await answer(front, asked("x", "a")) == before
-            assert len(front._adapters._loaded) == 1
+            assert len(front._connected.adapters._loaded) == 1
             with pytest.raises(RequestError, match="this engine has a"):
                 await answer(front, asked("x", "c"))
 
@@ -155,7 +155,7 @@ def test_an_adapter_larger_than_the_memory_is_refused(make_engine: MakeEngine, s
         async with serving(engine, adapter_memory_gib=gib_of(engine, saved[0], 0.9)) as front:
             with pytest.raises(AdapterError, match=r"adapter 'a' takes .* GiB, but adapter_memory_gib is") as raised:
                 await front.set_adapters({"a": saved[0]})
-            assert (raised.value.adapter, front.adapters, len(front._adapters._loaded)) == ("a", {}, 0)
+            assert (raised.value.adapter, front.adapters, len(front._connected.adapters._loaded)) == ("a", {}, 0)
 
     asyncio.run(test())
 
@@ -192,7 +192,7 @@ def test_many_adapters_in_little_memory_give_the_answers_of_much_memory(
             for action in actions:
                 if isinstance(action, dict):
                     # Requests that wait for their adapter would find the new one.
-                    while any(adapter.waiting for adapter in front._adapters._by_name.values()):
+                    while any(adapter.waiting for adapter in front._connected.adapters._by_name.values()):
                         await asyncio.wait(running, timeout=0.01)
                     await front.set_adapters({str(name): saved[number] for name, number in action.items()})
                     continue
@@ -201,7 +201,7 @@ def test_many_adapters_in_little_memory_give_the_answers_of_much_memory(
                     running.append(asyncio.create_task(outcome(front, wanted)))
                 await asyncio.sleep(0)
             said = await asyncio.gather(*running)
-            loaded = front._adapters._loaded
+            loaded = front._connected.adapters._loaded
             assert memory_gib is None or sum(adapter.nbytes for adapter in loaded) <= memory_gib * 2**30
             assert engine._adapters._numbers.keys() == {decoder.adapter for decoder in engine._adapters._named.values()}
             return said

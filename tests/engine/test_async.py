@@ -171,9 +171,9 @@ def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind()
         ours, theirs = socket.socketpair()
         with theirs:  # an engine that never answers
             front = AsyncEngine()
-            await front.open(ours)
-            front._watching = asyncio.create_task(front.progress.until_stalled(front._running_state))  # type: ignore[arg-type]
-            while not front._states:
+            connection = front.connect(*await asyncio.open_connection(sock=ours))
+            front._watching = asyncio.create_task(front.progress.until_stalled(connection.state))  # type: ignore[arg-type]
+            while not connection._states:
                 await asyncio.sleep(0)
             await front.close()
             await asyncio.sleep(0)
@@ -318,10 +318,8 @@ def test_an_engine_that_is_closed_while_it_starts_again_leaves_no_process_behind
 async def ends_of(engine: AsyncEngine, *requests: Request) -> list[type[BaseException]]:
     """Send requests to an engine that hangs, and return the errors they end with."""
     assert engine.process is not None
-    while (
-        engine._states or not engine.progress.checks
-    ):  # what is sent behind a question that is not answered does not arrive
-        await engine.state()
+    while engine._connected._states or not engine.progress.checks:
+        await engine.state()  # what is sent behind a question that is not answered does not arrive
     os.kill(engine.process.pid, signal.SIGSTOP)
     ends = await asyncio.gather(*(read(engine, each) for each in requests), return_exceptions=True)
     return [type(each) for each in ends]  # type: ignore[misc]

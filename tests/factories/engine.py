@@ -16,6 +16,7 @@ from mars_ray.engine.chunk import Chunk, Finished, TokenLogprobs
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.async_engine import AsyncEngine
+from mars_ray.engine.process.grammar_checker import GrammarChecker
 from mars_ray.engine.process.messages import EngineSpec, OrderSocket
 from mars_ray.engine.process.worker import serve_engine
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
@@ -136,10 +137,12 @@ async def serving(engine: Engine, **options: Any) -> AsyncIterator[AsyncEngine]:
     worker = threading.Thread(target=serve_engine, args=(engine, OrderSocket(theirs)))
     worker.start()
     front = AsyncEngine(**options)
-    await front.open(ours)
+    checker = GrammarChecker(engine.grammars.load())
+    front.connect(*await asyncio.open_connection(sock=ours), checker)
     try:
         yield front
     finally:
         await front.close()
+        await checker.close()
         await asyncio.to_thread(worker.join)
         theirs.close()

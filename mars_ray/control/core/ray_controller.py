@@ -76,11 +76,7 @@ class RayController(ActorClient):
     async def jobs(self) -> list[RunningJob]:
         """Return the batch jobs on the cluster, sorted by name, except those whose controller does not answer."""
         answers = await ask_actors(f"{_KIND}{BATCH}", Controller.job, ASK_SECONDS)
-        return [
-            replace(job, name=name.removeprefix(_KIND).partition(":")[0])
-            for name, job in sorted(answers.items())
-            if job
-        ]
+        return [replace(job, name=_app_of(name)) for name, job in sorted(answers.items()) if job]
 
 
 class FoundController(FoundActor):
@@ -99,18 +95,19 @@ def find_controllers(app: str) -> list[FoundController]:
 
     Raises `ConfigError` if there is none.
     """
-    controllers = [FoundController(name) for name in named_actors(_prefix(app))]
+    apps = {name: _app_of(name) for name in named_actors(_KIND)}
+    controllers = [FoundController(name) for name, found in apps.items() if found == app]
     if not controllers:
-        names = {name.removeprefix(_KIND).partition(":")[0] for name in named_actors(_KIND)}
+        names = ", ".join(sorted(set(apps.values())))
         raise ConfigError(
             f"controller is {app!r}; "
-            + (f"the cluster has {', '.join(sorted(names))}." if names else "the cluster has none. Start its replicas.")
+            + (f"the cluster has {names}." if names else "the cluster has none. Start its replicas.")
         )
     return controllers
 
 
 def remove_controllers(app: str) -> None:
-    """End the controllers of an application that is gone."""
+    """End the controllers of an application that is gone, and those of its further models."""
     kill_actors(_prefix(app))
 
 
@@ -122,6 +119,11 @@ async def online_statuses() -> list[ClusterStatus]:
 
 def _prefix(app: str) -> str:
     return f"{_KIND}{app}:"
+
+
+def _app_of(actor: str) -> str:
+    """Return the application in the name of an actor, which ends with the digest of a plan."""
+    return actor.removeprefix(_KIND).rpartition(":")[0]
 
 
 class _ClusterStore:

@@ -35,6 +35,7 @@ above the library's default, to allow a thousand optional properties in an objec
 or memory of compilation, for example of intersecting patterns or `multipleOf`; `process/grammar_checker` does."""
 
 REASON_CHARACTERS = 300
+NO_FAST_TOKENIZER = "this model supports no grammars, because its tokenizer is not a fast tokenizer."
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from mars_ray.engine.grammar.library import GrammarTokenizer, compile_grammar, mask_of
+from mars_ray.engine.grammar.library import NO_FAST_TOKENIZER, GrammarTokenizer, compile_grammar, mask_of
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.errors import GrammarError, StepError
 
@@ -67,7 +67,7 @@ class Grammars:
         """Load the tokenizer and return it for another process. Raises `GrammarError` unless it is a fast tokenizer."""
         backend = getattr(self._checkpoint.tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise GrammarError("this model supports no grammars, because its tokenizer is not a fast tokenizer.")
+            raise GrammarError(NO_FAST_TOKENIZER)
         backend = copy(backend)
         backend.no_padding()
         backend.no_truncation()

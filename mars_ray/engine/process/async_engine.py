@@ -15,32 +15,22 @@ import asyncio
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from mars_ray.engine.chunk import Chunk
-from mars_ray.engine.process.adapter_store import AdapterStore
-from mars_ray.engine.process.chunk_streams import LOST, ChunkStreams
+from mars_ray.engine.process.chunk_streams import ChunkStreams
+from mars_ray.engine.process.connection import ENDED, EngineConnection
 from mars_ray.engine.process.engine_process import EngineProcess
 from mars_ray.engine.process.grammar_checker import GrammarChecker
-from mars_ray.engine.process.grammar_store import GrammarStore
 from mars_ray.engine.process.messages import (
-    AdapterLoaded,
     Add,
-    AskState,
-    Cancel,
     EngineFacts,
     EngineSpec,
     Failed,
     Launch,
-    Order,
-    Prepared,
-    Refused,
     SetThresholds,
     Started,
     frame,
@@ -50,7 +40,7 @@ from mars_ray.engine.process.progress import Progress
 from mars_ray.engine.process.restarts import Restarts
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
-from mars_ray.errors import GrammarError, ReplicaLostError
+from mars_ray.errors import ReplicaLostError
 
 log = logging.getLogger(__name__)
 
@@ -66,31 +56,28 @@ busy with other work, a healthy engine may get no processor for long, and its en
 
 STALLED = "the engine makes no progress and is replaced. Try again later."
 RESTARTING = "the engine has ended and starts again. Try again later."
-ENDED = "the engine has ended and takes no more requests."
 TELL_SECONDS = 1.0
 """Seconds before a stalled engine is killed, so that the error reaches the caller before the replica ends, too."""
 
 
 class AsyncEngine:
-    """Client of an engine that `serve_engine` runs at the other end of a socket. Use it in one running event loop."""
+    """An engine process, and those that take its place. Use it in one running event loop."""
 
     def __init__(self, *, buffered_tokens: int = BUFFERED_TOKENS, adapter_memory_gib: float | None = None) -> None:
         self._adapter_memory_gib = adapter_memory_gib
         self._streams = ChunkStreams(buffered_tokens)
-        self._states: deque[asyncio.Future[EngineState]] = deque()
-        self._order: Callable[[Order], None] = _not_running
-        """Sends an order to the running process. Raises `ReplicaLostError` if it has ended."""
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: EngineConnection | None = None
+        """Connection to the last process that came up."""
         self.process: EngineProcess | None = None
         """The process of the engine, if this object has started it."""
+        self.progress = Progress(stall_seconds=STALL_SECONDS, step_seconds=STEP_SECONDS)
+        """Progress of the running process."""
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._relaunch: Callable[[], Awaitable[EngineFacts]] | None = None
         """Starts a new process; None if a process that ends is not replaced."""
         self._restarts = Restarts(0)
-        self.progress = Progress(stall_seconds=STALL_SECONDS, step_seconds=STEP_SECONDS)
-        """Progress of the running process."""
         self.obstacle: str | None = None
         """Reason why the engine decodes nothing now; None if it works."""
         self._stopped: EngineState | None = None
@@ -98,12 +85,10 @@ class AsyncEngine:
         self._up = asyncio.Event()
         """Cleared while a new process takes the place of one that has ended."""
         self._up.set()
-        self._adapters = AdapterStore(_not_running, adapter_memory_gib)
         self.adapters: Mapping[str, Path] = {}
         """Folders of the adapters with a name, by the names that requests use."""
         self._checker: GrammarChecker | None = None
-        self._grammars: GrammarStore | None = None
-        """Compiled grammars. None unless this object started the engine process and the model has a fast tokenizer."""
+        """Checks grammars for all processes. None if the model has no fast tokenizer."""
         self.gone = asyncio.Event()
         """Set when the process has ended and no other one takes its place."""
 
@@ -133,11 +118,15 @@ class AsyncEngine:
             await engine.close()
             raise
 
-    async def open(self, connected: socket.socket) -> None:
-        """Use an engine that is already running at the other end of a socket."""
-        reader, writer = await asyncio.open_connection(sock=connected)
-        self._use(writer)
-        self._reading = asyncio.create_task(self._read(reader, writer))
+    def connect(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, checker: GrammarChecker | None = None
+    ) -> EngineConnection:
+        """Use the engine that `serve_engine` runs at the other end. Without `checker` it takes no grammars."""
+        self._connection = connection = EngineConnection(
+            writer, self._streams, checker=checker, adapter_memory_gib=self._adapter_memory_gib
+        )
+        self._reading = asyncio.create_task(self._read(reader, connection))
+        return connection
 
     async def generate(self, request: Request, *, stream: bool = True) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of all n sequences as they arrive. The last chunk of each sequence has `finished` set.
@@ -151,14 +140,18 @@ class AsyncEngine:
         chunks = self._streams.open(request, whole=not stream)
         try:
             await self._up.wait()
-            async with self._grammar_of(request), self._adapter_of(request):
-                self._order(Add(request, stream))
+            connection = self._connected
+            async with connection.grammar_of(request), connection.adapter_of(request):
+                connection.send(Add(request, stream))
                 chunks.added = self.progress.checks
-                while (chunk := await chunks.next()) is not None:
-                    yield chunk
+                try:
+                    while (chunk := await chunks.next()) is not None:
+                        yield chunk
+                finally:
+                    if chunks.open:
+                        connection.cancel(request.id)
         finally:
-            if self._streams.close(request.id, chunks):
-                self._cancel(request.id)
+            self._streams.close(request.id, chunks)
 
     def has(self, request_id: str) -> bool:
         """Return whether a request is running or waiting."""
@@ -176,26 +169,19 @@ class AsyncEngine:
         `ReplicaLostError`.
         """
         try:
-            state = self._stopped or await self._running_state()
+            state = self._stopped or await self._connected.state()
         except ReplicaLostError:
             if self._stopped is None:
                 raise
             state = self._stopped
         return replace(state, restarts=self._restarts.counts())
 
-    async def _running_state(self) -> EngineState:
-        """Return the state of the running process after its current step. Raises `ReplicaLostError`."""
-        answer: asyncio.Future[EngineState] = asyncio.get_running_loop().create_future()
-        self._order(AskState())
-        self._states.append(answer)
-        return await answer
-
     def set_thresholds(self, by_class: Mapping[str, float]) -> None:
         """Set the thresholds of classes from the next step on. The engine logs invalid values and ignores them.
 
         Raises `ReplicaLostError`.
         """
-        self._order(SetThresholds(by_class))
+        self._connected.send(SetThresholds(by_class))
 
     async def set_adapters(self, folders: Mapping[str, Path]) -> None:
         """Use exactly the adapters in `folders`, keyed by name, besides the one without a name, if there is one.
@@ -205,20 +191,26 @@ class AsyncEngine:
         `AdapterError` for the first adapter that cannot be used, and `ReplicaLostError`; then nothing has changed.
         """
         await self._up.wait()
-        await self._adapters.set(folders)
-        self.adapters = self._adapters.folders
+        adapters = self._connected.adapters
+        await adapters.set(folders)
+        self.adapters = adapters.folders
 
     async def close(self) -> None:
         """Kill the engine. Open streams end with a `ReplicaLostError`."""
         self._relaunch = None
         await _cancelled(self._restarting)
         await self._stop()
-        self._lose()
         self.obstacle = ENDED
         self._stopped = None
         self._up.set()
         if self._checker is not None:
             await self._checker.close()
+
+    @property
+    def _connected(self) -> EngineConnection:
+        if self._connection is None:
+            raise ReplicaLostError(ENDED)
+        return self._connection
 
     async def _launch(self, spec: EngineSpec, new_progress: Callable[[], Progress]) -> EngineFacts:
         """Start a process, load the adapters of this object into it, and return what it says of the engine."""
@@ -229,33 +221,24 @@ class AsyncEngine:
             except BaseException:
                 ours.close()
                 raise
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        environment = os.environ | {"OMP_NUM_THREADS": str(spec.threads)}
-        self._writer.write(frame(Launch(spec, environment)))
-        event = await read_message(reader)
-        if not isinstance(event, Started):
-            raise event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
-        self._use(self._writer)
-        if event.tokenizer is not None:
-            self._checker = self._checker or GrammarChecker(event.tokenizer)
-            self._grammars = GrammarStore(self._checker, self._order)
-        self._reading = asyncio.create_task(self._read(reader, self._writer))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            writer.write(frame(Launch(spec, os.environ | {"OMP_NUM_THREADS": str(spec.threads)})))
+            event = await read_message(reader)
+            if not isinstance(event, Started):
+                raise (
+                    event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
+                )
+        except BaseException:
+            writer.close()
+            raise
+        if event.tokenizer is not None and self._checker is None:
+            self._checker = GrammarChecker(event.tokenizer)
+        adapters = self.connect(reader, writer, self._checker).adapters
         self.progress = new_progress()
         self._watching = asyncio.create_task(self._end_if_stalled())
-        await self._adapters.set(self.adapters)
-        return replace(event.facts, block=max(event.facts.block, self._adapters.block))
-
-    def _use(self, writer: asyncio.StreamWriter) -> None:
-        """Send orders to the process behind `writer` from now on, and remember the adapters that it has."""
-
-        def send(order: Order) -> None:
-            if writer.is_closing():
-                _not_running(order)
-            writer.write(frame(order))
-
-        self._writer = writer
-        self._order = send
-        self._adapters = AdapterStore(send, self._adapter_memory_gib)
+        await adapters.set(self.adapters)
+        return replace(event.facts, block=max(event.facts.block, adapters.block))
 
     async def _stop(self) -> None:
         """Kill the process, and wait until it has ended."""
@@ -263,8 +246,8 @@ class AsyncEngine:
             self.process.kill()
         await _cancelled(self._reading)
         await _cancelled(self._watching)
-        if self._writer is not None:
-            self._writer.close()
+        if self._connection is not None:
+            self._connection.close()
         if self.process is not None:
             await self.process.wait()
 
@@ -297,47 +280,11 @@ class AsyncEngine:
         reason = "stalled" if self.obstacle == STALLED else "ended"
         return self._relaunch is not None and self._restarts.allow(reason, asyncio.get_running_loop().time())
 
-    def _grammar_of(self, request: Request) -> AbstractAsyncContextManager[None]:
-        """Keep the grammar of a request compiled in the engine during the `with` block."""
-        grammar = request.sampling.grammar
-        if grammar is None or self.process is None:
-            return nullcontext()
-        if self._grammars is None:
-            raise GrammarError("this model supports no grammars, because its tokenizer is not a fast tokenizer.")
-        return self._grammars.use(grammar, request.tenant)
-
-    def _adapter_of(self, request: Request) -> AbstractAsyncContextManager[None]:
-        """Keep the adapter of a request in memory during the `with` block."""
-        adapter = request.decode.adapter
-        return nullcontext() if adapter is None else self._adapters.use(adapter)
-
-    def _cancel(self, request_id: str) -> None:
-        with suppress(ReplicaLostError):
-            self._order(Cancel(request_id))
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _read(self, reader: asyncio.StreamReader, connection: EngineConnection) -> None:
         """Deliver what the process sends until it has ended, then have another one take its place."""
-        while True:
-            match await read_message(reader):
-                case None:
-                    break
-                case EngineState() as state:
-                    answer = self._states.popleft()
-                    if not answer.done():
-                        answer.set_result(state)
-                case Prepared(grammar, error):
-                    assert self._grammars is not None
-                    self._grammars.compiled(grammar, error)
-                case AdapterLoaded() as loaded:
-                    self._adapters.loaded(loaded)
-                case Refused(request_id, error):
-                    self._streams.fail(request_id, error)
-                case list() as chunks:
-                    for slow in self._streams.deliver(chunks):
-                        self._cancel(slow)
+        await connection.deliver(reader)
         log.error("the engine process has ended")
-        writer.close()
-        self._lose()
+        connection.close()
         if not self._up.is_set():  # this process is a replacement that has not come up
             return
         if self._may_restart():
@@ -352,7 +299,7 @@ class AsyncEngine:
     async def _end_if_stalled(self) -> None:
         assert self.process is not None
         try:
-            reason = await self.progress.until_stalled(self._running_state)
+            reason = await self.progress.until_stalled(self._connected.state)
         except ReplicaLostError:
             return
         log.error("the engine makes no progress and is replaced: %s", reason)
@@ -360,21 +307,6 @@ class AsyncEngine:
         if self._streams.fail_suspect(self.progress):
             await asyncio.sleep(TELL_SECONDS)
         self.process.kill()
-
-    def _lose(self) -> None:
-        """Fail all requests and state queries that wait for the process."""
-        self._streams.lose()
-        self._adapters.lose(ReplicaLostError(LOST))
-        if self._grammars is not None:
-            self._grammars.lose(ReplicaLostError(LOST))
-        for answer in self._states:
-            if not answer.done():
-                answer.set_exception(ReplicaLostError(LOST))
-        self._states.clear()
-
-
-def _not_running(_order: Order) -> NoReturn:
-    raise ReplicaLostError(ENDED)
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:

@@ -83,12 +83,10 @@ class ChunkStreams:
         stream = self._streams[request.id] = ChunkStream(request, UNLIMITED if whole else self._buffered_tokens)
         return stream
 
-    def close(self, request_id: str, stream: ChunkStream) -> bool:
-        """Forget the stream of a request, and return whether it was still open. A newer one with the id stays."""
-        if self._streams.get(request_id) is not stream:
-            return False
-        del self._streams[request_id]
-        return True
+    def close(self, request_id: str, stream: ChunkStream) -> None:
+        """Forget the stream of a request. A newer one with the id stays."""
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
 
     def deliver(self, chunks: Sequence[Chunk]) -> list[str]:
         """Pass chunks to their readers, and return the ids of requests whose readers are too slow; these have failed.
