@@ -345,6 +345,26 @@ def test_a_caller_that_leaves_while_it_waits_for_the_meter_holds_nothing(tmp_pat
     asyncio.run(run())
 
 
+def test_a_refused_request_is_not_sent_again_and_holds_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        link = Link(tmp_path)
+        meter = GatewayMeter(link, None, name="g")
+        async with meter.running():
+            first = exchange(tokens_per_day=10)
+            await meter.admit(first, "bundled", 1, 9)
+
+            def end_first() -> str:
+                meter.end(first)  # while the second request is on its way, so that another message follows at once
+                return ""
+
+            link.lose = end_first
+            with pytest.raises(ApiError, match="running requests may use 10 tokens"):
+                await meter.admit(exchange(tokens_per_day=10), "bundled", 1, 9)
+            await answered(meter, 10, tokens_per_day=10)
+
+    asyncio.run(run())
+
+
 def test_reports_delay_no_counting_and_wait_in_no_long_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
     read_rows = LedgerView.rows

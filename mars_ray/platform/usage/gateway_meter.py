@@ -218,7 +218,8 @@ class GatewayMeter(Meter):
         ended = tuple(self._ended)
         message = MeterMessage(
             gateway=self._name,
-            requests=[request for request, _ in self._asked.values()],
+            # An answered request is in `_asked` until its coroutine runs. Sent again, it could hold quota for nobody.
+            requests=[request for request, future in self._asked.values() if not future.done()],
             ended=ended,
             recent=self._introduction() if introduce else None,
         )
