@@ -8,8 +8,8 @@ Never: imports Ray.
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, Gauge
@@ -20,7 +20,7 @@ from mars_ray.platform.accounts.admin_routes import Administration, admin_routes
 from mars_ray.platform.accounts.callers import AccountCallers
 from mars_ray.platform.anthropic.messages import ANTHROPIC, PATH, messages_routes, uses_messages_api
 from mars_ray.platform.batches.batch_routes import batch_routes
-from mars_ray.platform.batches.batch_store import BatchFigures, Stores
+from mars_ray.platform.batches.batch_store import BatchFigures, BatchStore, Stores
 from mars_ray.platform.models.model_routes import model_routes
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.platform_config import PlatformConfig
@@ -35,6 +35,8 @@ from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.serve.replicas.engine_metrics import openmetrics_text
 
 UPLOAD_PATH = "/v1/files"
+FIGURES_S = 1.0
+"""Maximum seconds that a scrape of the metrics waits for the storage."""
 
 
 class Platform(Extension):
@@ -70,6 +72,7 @@ class Platform(Extension):
         if self._keys or config.oidc:
             self.callers = AccountCallers(self._keys, config.oidc, classes=self._classes)
         self._metrics = PlatformMetrics(model=config.model_name, gateway=name)
+        self._figures = FiguresReader(self._stores.batches) if self._stores else None
 
     def routes(self) -> Sequence[APIRouter]:
         """Return the routes of the platform."""
@@ -88,18 +91,39 @@ class Platform(Extension):
 
     async def metrics(self) -> Sequence[str]:
         """Return the metrics of usage and batches."""
-        return [self._metrics.text(self._meter, await asyncio.to_thread(self._figures))]
+        figures = await self._figures.newest() if self._figures else None
+        return [self._metrics.text(self._meter, figures)]
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Run the connection to the meter within the block."""
         return self._meter.running() if self._meter else nullcontext()
 
-    def _figures(self) -> BatchFigures | None:
-        """Return the figures of batches; None without storage, or if the storage does not answer."""
-        try:
-            return self._stores.batches.figures(time.time()) if self._stores else None
-        except UnavailableError:
-            return None
+
+class FiguresReader:
+    """Reader of the figures of batches for one gateway, whose storage may be away. Use it within one event loop.
+
+    `clock` returns the Unix time in seconds.
+    """
+
+    def __init__(self, batches: BatchStore, clock: Callable[[], float] = time.time) -> None:
+        self._batches = batches
+        self._clock = clock
+        self._last: BatchFigures | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def newest(self) -> BatchFigures | None:
+        """Return the figures, or the last ones if the storage does not answer within `FIGURES_S`.
+
+        Returns None if no runner has published any, or if they are stale.
+        """
+        if self._reading is None or self._reading.done():  # one read at a time, because a read may hang for a minute
+            self._reading = asyncio.create_task(asyncio.to_thread(self._read))
+        await asyncio.wait([self._reading], timeout=FIGURES_S)
+        return None if self._last is None or self._last.are_stale(self._clock()) else self._last
+
+    def _read(self) -> None:
+        with suppress(UnavailableError):
+            self._last = self._batches.figures(self._clock())
 
 
 class PlatformMetrics:

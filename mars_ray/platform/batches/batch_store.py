@@ -120,6 +120,10 @@ class BatchFigures(BaseModel):
     file_bytes: int = 0
     """Bytes of the files of all owners, results included."""
 
+    def are_stale(self, now_s: float) -> bool:
+        """Return whether the figures are too old to show at the Unix time `now_s`."""
+        return now_s - self.unix_s >= STALE_S
+
 
 class BatchStore:
     """The batches of all owners. Methods block, and raise `UnavailableError` if the storage does not answer.
@@ -246,7 +250,7 @@ class BatchStore:
             figures = BatchFigures.model_validate(read_json(self._folders.root / FIGURES))
         except (DataError, ValidationError):  # the runner replaces them within seconds
             return None
-        return figures if now_s - figures.unix_s < STALE_S else None
+        return None if figures.are_stale(now_s) else figures
 
     def sweep(self) -> None:
         """Remove batches that ended long ago, and the traces of requests that were cut off before they were stored."""
