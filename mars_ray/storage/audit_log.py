@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -156,6 +157,24 @@ class AuditLog:
                     path.unlink()
             except FileNotFoundError:
                 continue  # another process has removed it
+
+
+class AuditWriter:
+    """Records events one after another in a thread of its own, so that no act waits for a slow storage."""
+
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
+
+    def record(
+        self, by: str, action: str, subject: str, *, cause: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add an event soon, see `AuditLog.record`."""
+        self._thread.submit(self._log.record, by, action, subject, cause=cause, details=details)
+
+    def close(self) -> None:
+        """Wait until all events are recorded."""
+        self._thread.shutdown()
 
 
 def _segments(folder: AnyPath) -> list[str]:

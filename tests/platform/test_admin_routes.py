@@ -1,7 +1,9 @@
 """Operators change keys and accounts of a running endpoint; two gateways follow, and the audit log has every act."""
 
 import asyncio
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ import pytest
 from mars_ray.platform.accounts.account_store import open_account_store, open_audit_log
 from mars_ray.platform.accounts.callers import AccountCallers
 from mars_ray.serve.middleware.key_store import LiveKeys
+from mars_ray.storage import audit_log
+from mars_ray.storage.location import AnyPath
+from mars_ray.storage.whole_file import write_lines
 from tests.factories.clock import Clock
 from tests.samples import Cli
+from tests.serve.endpoint_clients import PATIENCE_S, http
 from tests.serve.endpoint_samples import Served, config_of, served
 from tests.serve.key_samples import BY
 
@@ -159,14 +165,22 @@ def test_every_admin_route_needs_the_role_operate(administered: Served, operator
     assert operator.get("/admin/keys").json() == before
 
 
+def page_after(operator: httpx2.Client, action: str) -> Any:
+    """The newest three events, once the newest is this one."""
+    until_s = time.monotonic() + PATIENCE_S
+    while (page := operator.get("/admin/audit", params={"limit": 3}).json())["data"][0]["action"] != action:
+        assert time.monotonic() < until_s, page
+    return page
+
+
 def test_the_audit_log_says_who_did_what_and_never_a_secret(
     administered: Served, storage: str, operator: httpx2.Client, root: str, mars_ray: Cli
 ) -> None:
     made = operator.post("/admin/keys", json={"name": "carl", "limits": {"money_per_day": 5}}).json()["key"]
+    operator.put("/control/threshold", json={"threshold": 0.9, "service_class": "silver"})  # refused
     operator.put("/control/threshold", json={"threshold": 0.9, "service_class": "gold", "seconds": 60})
     operator.delete("/control/threshold")
-    operator.put("/control/threshold", json={"threshold": 0.9, "service_class": "silver"})  # refused
-    page = operator.get("/admin/audit", params={"limit": 3}).json()
+    page = page_after(operator, "threshold.cleared")
     assert page["has_more"]
     assert [(event["by"], event["action"], event["subject"]) for event in page["data"]] == [
         ("key:root", "threshold.cleared", "*"),
@@ -185,6 +199,28 @@ def test_the_audit_log_says_who_did_what_and_never_a_secret(
     assert printed[0][0] == 0 and "key:root  key.added  carl" in printed[0][1]
     files = b"".join(path.read_bytes() for path in (Path(storage) / "accounts" / "audit").iterdir())
     assert made.encode() not in files and b"sha256" not in files
+
+
+def test_an_act_is_answered_while_the_audit_log_hangs_and_is_in_it_once_the_endpoint_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def hanging(path: AnyPath, lines: Iterable[str]) -> None:
+        assert go_on.wait(PATIENCE_S)
+        write_lines(path, lines)
+
+    monkeypatch.setattr(audit_log, "write_lines", hanging)
+    storage = str(tmp_path / "storage")
+    with served(config_of(storage=storage, threshold=0.99)) as running:
+        try:
+            with http(running) as anyone:
+                body = {"threshold": 0.95}
+                assert anyone.put("/control/threshold", json=body, timeout=PATIENCE_S / 2).status_code == 204
+        finally:
+            go_on.set()
+    [event] = open_audit_log(storage).read().events
+    assert (event.action, event.subject, event.details["threshold"]) == ("threshold.set", "*", 0.95)
 
 
 def test_a_key_of_another_gateway_works_within_a_second_and_both_share_the_log(storage: str, root: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ from upath import UPath
 
 from mars_ray.errors import RunError
 from mars_ray.storage import audit_log
-from mars_ray.storage.audit_log import AuditEvent, AuditLog
+from mars_ray.storage.audit_log import AuditEvent, AuditLog, AuditWriter
 
 
 class Clock:
@@ -153,3 +154,20 @@ def test_writers_in_a_store_are_read_together(bucket: UPath) -> None:
     two.record("key:bob", "act", "1")
     one.record("key:ada", "act", "2")
     assert {event.subject for event in open_log().read().events} == {"0", "1", "2"}
+
+
+def test_a_writer_delays_no_act_and_has_recorded_all_in_order_when_it_is_closed(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def hanging() -> float:
+        assert go_on.wait(60)
+        return 1.8e9
+
+    writer = AuditWriter(AuditLog(tmp_path, clock=hanging))
+    for number in range(3):
+        writer.record("key:ada", "act", str(number), details={"number": number})
+    assert AuditLog(tmp_path).read().events == ()
+    go_on.set()
+    writer.close()
+    events = AuditLog(tmp_path).read().events
+    assert [(event.subject, event.details) for event in events] == [(str(n), {"number": n}) for n in (2, 1, 0)]

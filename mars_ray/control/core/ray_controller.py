@@ -6,9 +6,7 @@ versions of an application that run at the same time during an update therefore 
 """
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.control.core.controller import Controller
@@ -18,7 +16,7 @@ from mars_ray.control.core.status import ClusterStatus
 from mars_ray.errors import ConfigError
 from mars_ray.ray_actor import ActorClient, FoundActor, SharedActor, ask_actors, kill_actors, named_actors, remote
 from mars_ray.ray_private import kv_get, kv_put
-from mars_ray.storage.audit_log import AuditLog
+from mars_ray.storage.audit_log import AuditLog, AuditWriter
 from mars_ray.storage.location import locate
 
 BATCH = "generate-"
@@ -36,8 +34,7 @@ class ControllerActor(SharedActor):
     USED_BY = (Controller.handle_report.__name__, Controller.update_backlog.__name__)
 
     def __init__(self, app: str, plan: ControlPlan, audit: str | None) -> None:
-        self._audit = AuditLog(None if audit is None else locate(audit), "policy")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="audit")
+        self._audit = AuditWriter(AuditLog(None if audit is None else locate(audit), "policy"))
         super().__init__(Controller(plan, store=_ClusterStore(app, plan.model), observe_change=self._record))
 
     def unused(self) -> bool:
@@ -47,9 +44,7 @@ class ControllerActor(SharedActor):
     def _record(self, change: PolicyChange) -> None:
         action = "threshold.lowered" if change.lowest < change.before else "threshold.raised"
         details = {"before": change.before, "after": change.after, "lowest": change.lowest, "changes": change.changes}
-        # In a thread, because the storage may be slow and reports must be answered meanwhile.
-        record = partial(self._audit.record, cause=change.cause, details=details)
-        self._writer.submit(record, "policy", action, change.service_class)
+        self._audit.record("policy", action, change.service_class, cause=change.cause, details=details)
 
 
 class RayController(ActorClient):

@@ -25,7 +25,7 @@ from mars_ray.serve.http.models import ControlClient, GatewayModels
 from mars_ray.serve.http.streams import EventStreamResponse
 from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
-from mars_ray.storage.audit_log import AuditLog
+from mars_ray.storage.audit_log import AuditWriter
 
 EVERY_S = 1.0
 LASTS_S = 15.0
@@ -118,7 +118,7 @@ class OverrideRequest(RequestBody):
     """Duration of the override; None means until it is cleared."""
 
 
-def control_routes(models: GatewayModels, audit: AuditLog) -> APIRouter:
+def control_routes(models: GatewayModels, audit: AuditWriter) -> APIRouter:
     """Return the routes under `/control`."""
     routes = APIRouter(prefix="/control", route_class=JsonRoute)
     feed = LiveFeed(models)
@@ -141,7 +141,7 @@ def control_routes(models: GatewayModels, audit: AuditLog) -> APIRouter:
         except ConfigError as error:
             raise ApiError.bad_request(str(error), "threshold") from None
         details = {"threshold": body.threshold, "seconds": body.seconds} | _named(body.model)
-        await _record(audit, request, "threshold.set", body.service_class, details)
+        _record(audit, request, "threshold.set", body.service_class, details)
         return Response(status_code=204)
 
     @routes.delete("/threshold", status_code=204)
@@ -151,7 +151,7 @@ def control_routes(models: GatewayModels, audit: AuditLog) -> APIRouter:
             await models.control(model).clear_threshold(service_class)
         except ConfigError as error:
             raise ApiError.bad_request(str(error), "service_class") from None
-        await _record(audit, request, "threshold.cleared", service_class, _named(model))
+        _record(audit, request, "threshold.cleared", service_class, _named(model))
         return Response(status_code=204)
 
     return routes
@@ -161,8 +161,7 @@ def _named(model: str | None) -> dict[str, str]:
     return {} if model is None else {"model": model}
 
 
-async def _record(
-    audit: AuditLog, request: Request, action: str, service_class: str | None, details: dict[str, Any]
+def _record(
+    audit: AuditWriter, request: Request, action: str, service_class: str | None, details: dict[str, Any]
 ) -> None:
-    by = Exchange.of(request.scope).operator
-    await asyncio.to_thread(audit.record, by, action, service_class or "*", details=details)
+    audit.record(Exchange.of(request.scope).operator, action, service_class or "*", details=details)

@@ -25,6 +25,7 @@ from mars_ray.serve.middleware.callers import KeyCallers
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.middleware.key_store import LiveKeys, open_key_file
 from mars_ray.serve.middleware.scope import OPEN_PATHS, TOKENIZER_PATHS
+from mars_ray.storage.audit_log import AuditWriter
 from mars_ray.traces.trace_settings import traces_are_on
 from mars_ray.web.pages import open_paths
 
@@ -53,6 +54,7 @@ def make_gateway_app(
     routes = ROUTES | extension.measured_paths
     spans = open_spans(name, routes)
     gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name, routes=routes)
+    audit = AuditWriter(extension.audit)
     retry_after = RetryAfter()
 
     async def metrics(accept: str) -> tuple[bytes, str]:
@@ -84,11 +86,12 @@ def make_gateway_app(
             async with extension.running(), models.running():
                 yield
         finally:
+            await asyncio.to_thread(audit.close)
             if spans:
                 await asyncio.to_thread(spans.close)
 
     app = AccessMiddleware(
-        make_app(models, metrics, extension, running=running, retry_after_s=retry_after.seconds, web=config.web),
+        make_app(models, metrics, extension, audit, running=running, retry_after_s=retry_after.seconds, web=config.web),
         running=running,
         callers=extension.callers,
         default_class=config.classes[0].name,
