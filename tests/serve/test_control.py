@@ -1,19 +1,26 @@
 """Operators see what the controller decided and overrule it; classes of service have thresholds of their own."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
+from starlette.responses import Response
 
+from mars_ray.control.control_settings import ControlPlan
+from mars_ray.errors import QueueFullError
+from mars_ray.openai_api.api_error import api_error
+from mars_ray.serve.http.control_routes import VIEWERS, LiveFeed
+from mars_ray.serve.http.models import ModelClients, OneModel
 from tests.samples import Cli
 from tests.serve.endpoint_clients import PATIENCE_S, http, until_running
-from tests.serve.endpoint_samples import MESSAGES, Served, config_of, served
+from tests.serve.endpoint_samples import MESSAGES, LocalControl, Served, config_of, served
 from tests.serve.key_samples import add_key
 from tests.serve.load_samples import PROMPT_POOL
 
@@ -128,6 +135,29 @@ def test_only_operators_may(running: Served, keys: dict[str, str], method: str, 
         assert client.request(method, path, json={"threshold": 0.97}).status_code == 403
     with http(running, None) as stranger:
         assert stranger.request(method, path, json={"threshold": 0.97}).status_code == 401
+
+
+def test_a_live_view_has_a_place_from_its_request_until_its_response_ends() -> None:
+    feed = LiveFeed(OneModel(ModelClients(cast(Any, None), LocalControl(ControlPlan()))))
+
+    async def disconnect(response: Response) -> None:
+        """Disconnect before the first event."""
+
+        async def receive() -> Any:
+            return {"type": "http.disconnect"}
+
+        async def send(_message: Any) -> None:
+            await asyncio.Event().wait()
+
+        await response({"type": "http"}, receive, send)
+
+    responses = [feed.stream(None, "", 0) for _ in range(VIEWERS)]
+    with pytest.raises(QueueFullError, match="8 live views are open already") as refused:
+        feed.stream(None, "", 0)
+    answer = api_error(refused.value)
+    assert (answer.status, answer.code, "retry-after" in answer.headers) == (429, "overloaded", True)
+    asyncio.run(disconnect(responses[0]))
+    feed.stream(None, "", 0)
 
 
 def test_the_flood_of_one_tenant_lowers_no_threshold_of_another(file: Path, keys: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 from mars_ray.chat.request_body import RequestBody
 from mars_ray.control.core.live_view import FIGURES, Frame, LiveReport, RunningJob
 from mars_ray.control.core.status import ClusterStatus
-from mars_ray.errors import ConfigError, UnavailableError
+from mars_ray.errors import ConfigError, QueueFullError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.http.models import ControlClient, GatewayModels
 from mars_ray.serve.http.streams import EventStreamResponse
@@ -45,42 +45,42 @@ class LiveFeed:
         self._models = models
         self._viewers = 0
 
-    def events(self, model: str | None, controller: str, after: int) -> AsyncGenerator[str, None]:
-        """Return the events for one viewer of a model. Raises an `ApiError` if there are too many viewers.
+    def stream(self, model: str | None, controller: str, after: int) -> EventStreamResponse:
+        """Return the events for one viewer of a model, who has a place until the response ends.
 
-        The viewer already has the frames up to `after` of the controller with id `controller`.
+        The viewer already has the frames up to `after` of the controller with id `controller`. Raises `QueueFullError`
+        if there are too many viewers.
         """
         control = self._models.control(model)
         if self._viewers >= VIEWERS:
-            message = f"{VIEWERS} live views are open already, which is the maximum. Close one."
-            raise ApiError(429, message, type="rate_limit_error", code="overloaded")
-        return self._events(control, controller, after)
+            raise QueueFullError(f"{VIEWERS} live views are open already, which is the maximum. Close one.")
+        self._viewers += 1
+        return EventStreamResponse(self._events(control, controller, after), {}, self._leave)
+
+    async def _leave(self) -> None:
+        self._viewers -= 1
 
     async def _events(self, control: ControlClient, controller: str, after: int) -> AsyncGenerator[str, None]:
-        self._viewers += 1
-        try:
-            jobs: list[RunningJob] = []
-            jobs_s = -JOBS_EVERY_S
-            ends_s = time.monotonic() + LASTS_S
-            while time.monotonic() < ends_s:
-                try:
-                    if time.monotonic() - jobs_s >= JOBS_EVERY_S:
-                        jobs = await control.jobs()
-                        jobs_s = time.monotonic()
-                    report = await control.live(controller, after)
-                except UnavailableError as error:
-                    yield json.dumps({"silent": str(error)})
-                else:
-                    first = report.controller != controller
-                    for frame in _thinned(report) if first else report.frames:
-                        yield json.dumps({"frame": _frame(frame), "controller": report.controller})
-                    if report.frames:
-                        controller = report.controller
-                        after = report.frames[-1].number
-                    yield json.dumps({"now": _now(report, jobs, self._models.names()) | {"after": after}})
-                await asyncio.sleep(EVERY_S)
-        finally:
-            self._viewers -= 1
+        jobs: list[RunningJob] = []
+        jobs_s = -JOBS_EVERY_S
+        ends_s = time.monotonic() + LASTS_S
+        while time.monotonic() < ends_s:
+            try:
+                if time.monotonic() - jobs_s >= JOBS_EVERY_S:
+                    jobs = await control.jobs()
+                    jobs_s = time.monotonic()
+                report = await control.live(controller, after)
+            except UnavailableError as error:
+                yield json.dumps({"silent": str(error)})
+            else:
+                first = report.controller != controller
+                for frame in _thinned(report) if first else report.frames:
+                    yield json.dumps({"frame": _frame(frame), "controller": report.controller})
+                if report.frames:
+                    controller = report.controller
+                    after = report.frames[-1].number
+                yield json.dumps({"now": _now(report, jobs, self._models.names()) | {"after": after}})
+            await asyncio.sleep(EVERY_S)
 
 
 def _thinned(report: LiveReport) -> tuple[Frame, ...]:
@@ -131,7 +131,7 @@ def control_routes(models: GatewayModels, audit: AuditWriter) -> APIRouter:
     @routes.get("/live", include_in_schema=False)
     async def live(model: str | None = None, controller: str = "", after: int = 0) -> Response:
         """Stream the history after frame `after` of the controller with id `controller`, then new events."""
-        return EventStreamResponse(feed.events(model, controller, after), {})
+        return feed.stream(model, controller, after)
 
     @routes.put("/threshold", status_code=204)
     async def set_threshold(body: OverrideRequest, request: Request) -> Response:
