@@ -153,10 +153,20 @@ class PlatformConfig(ServeConfig):
         return super().all_names() + [served for name, model in self.models.items() for served in model.names(name)]
 
     def check_classes(self, name: str, model: AddedModel) -> None:
-        """Raise a `ValueError` if a model lacks a class of the endpoint, because keys may name every class."""
+        """Raise a `ValueError` if a model lacks a class of the endpoint, because keys may name every class.
+
+        Also raises it if a class that the model takes from the endpoint has a floor above the model's threshold.
+        """
         own = self.class_names
-        names = model.class_names
-        if "classes" in model.model_fields_set and sorted(names) != sorted(own):
+        if "classes" not in model.model_fields_set:
+            for service_class in self.classes:
+                if service_class.floor is not None and service_class.floor > model.threshold:
+                    raise ValueError(
+                        f"models.{name}.threshold is {model.threshold:g}, below the floor {service_class.floor:g} of "
+                        f"class {service_class.name}; raise the threshold, or set classes with lower floors for the "
+                        "model"
+                    )
+        elif sorted(model.class_names) != sorted(own):
             raise ValueError(f"models.{name}.classes: name the classes of the endpoint: {', '.join(own)}")
 
     def of_model(self, name: str, model: AddedModel) -> "PlatformConfig":

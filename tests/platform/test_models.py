@@ -188,6 +188,21 @@ def test_a_model_that_lacks_a_class_of_the_endpoint_cannot_be_added(tmp_path: Pa
         add(manager, "small", parse_config(AddedModel, {"model": "smollm2", "classes": [{"name": "gold"}]}))
 
 
+def test_a_threshold_below_a_floor_that_the_model_takes_from_the_endpoint_is_refused(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    classes = [{"name": "gold", "floor": 0.8}, {"name": "batch", "floor": 0.5}]
+    low = {"model": "smollm2", "threshold": 0.7}
+    said = r"models\.small\.threshold is 0\.7, below the floor 0\.8 of class gold"
+    with pytest.raises(ConfigError, match=said):
+        config_of(classes=classes, models={"small": low})
+    manager = manager_of(cluster, tmp_path, classes=classes)
+    with pytest.raises(ConfigError, match=said):
+        add(manager, "small", parse_config(AddedModel, low))
+    own = [{"name": "gold", "floor": 0.6}, {"name": "batch"}]
+    add(manager, "small", parse_config(AddedModel, low | {"classes": own}))
+
+
 def test_a_config_with_two_equal_names_an_unknown_class_or_access_to_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="two models or adapters"):
         config_of(models={"a": {"model": "smollm2", "adapters": {"a": "smollm2"}}})
