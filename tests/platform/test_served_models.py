@@ -313,6 +313,18 @@ def test_a_bad_model_is_refused_in_one_line(run: Run, body: dict[str, Any], stat
     run(work)
 
 
+def test_a_change_that_cannot_be_stored_is_a_503_with_the_time_of_a_retry(run: Run, tmp_path: Path) -> None:
+    async def work(found: Platform) -> None:
+        document = tmp_path / "models.json"
+        document.unlink()
+        document.mkdir()
+        refused = await found.add("small")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+
+    run(work)
+
+
 def test_a_request_waits_for_a_model_that_loads(run: Run) -> None:
     async def work(found: Platform) -> None:
         found.manager.applications.held = True

@@ -54,7 +54,7 @@ class Administration:
         except ConfigError as error:
             raise ApiError.bad_request(str(error)) from None
         except (DataError, OutputError) as error:
-            raise _store_error(error) from None
+            raise store_error(error) from None
         finally:
             self.keys.expire()  # a caller of this gateway sees the change at once
 
@@ -142,7 +142,7 @@ def admin_routes(administration: Administration) -> APIRouter:
         try:
             page = await asyncio.to_thread(administration.audit.read, after, limit)
         except RunError as error:
-            raise _store_error(error) from None
+            raise store_error(error) from None
         return AuditList(data=list(page.events), has_more=page.has_more)
 
     return routes
@@ -208,7 +208,8 @@ def _add_account_routes(routes: APIRouter, administration: Administration) -> No
         return Response(status_code=204)
 
 
-def _store_error(error: Exception) -> ApiError:
+def store_error(error: Exception) -> ApiError:
+    """Return the error for operators while what they change cannot be read or written."""
     return ApiError(503, str(error), type="server_error", code="store_unavailable", headers={"retry-after": "5"})
 
 

@@ -12,8 +12,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from mars_ray.chat.request_body import Items, RequestBody
-from mars_ray.errors import ConfigError, InputError, UnknownNameError
+from mars_ray.errors import ConfigError, DataError, InputError, OutputError, UnknownNameError
 from mars_ray.openai_api.api_error import ApiError
+from mars_ray.platform.accounts.admin_routes import store_error
 from mars_ray.platform.models.registry import NAME, Directory, ModelState
 from mars_ray.platform.models.served_models import ServedModels
 from mars_ray.platform.platform_config import AddedModel
@@ -82,6 +83,8 @@ def model_routes(models: ServedModels) -> APIRouter:
             await models.link.change(by, action, subject, method, *args)
         except UnknownNameError as error:
             raise ApiError(404, str(error), type="invalid_request_error", code="model_not_found") from None
+        except (DataError, OutputError) as error:
+            raise store_error(error) from None
         except InputError as error:
             raise ApiError.bad_request(str(error)) from None
 

@@ -45,7 +45,10 @@ class ModelsLink(Protocol):
         """Return the directory, unless `revision` is its newest; see `ModelManager`."""
 
     async def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
-        """Change the registry by one of its methods. Raises `ConfigError`, `ModelError` and `OutputError`."""
+        """Change the registry by one of its methods. Raises `ConfigError` and `ModelError`.
+
+        Raises `OutputError` and `DataError` if the registry cannot be written or read.
+        """
 
 
 @dataclass(slots=True)
