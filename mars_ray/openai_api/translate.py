@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from mars_ray.chat.request_body import MESSAGES_MAX
 from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import NUMBERS, DecodeParams, Request, SamplingParams
@@ -90,6 +91,14 @@ def _check_completion(body: CompletionRequest, limits: RequestLimits) -> None:
 def check_messages(messages: Sequence[object], limits: RequestLimits) -> None:
     """Raise `RequestError` for a conversation that exceeds the limits."""
     _at_most("the number of messages", len(messages), limits.messages, "messages")
+
+
+def check_translated(messages: Sequence[object]) -> None:
+    """Raise `RequestError` for more messages than any conversation may have.
+
+    The messages of a request of another API can be more than its items, so the form of that API does not bound them.
+    """
+    _at_most("the number of messages", len(messages), MESSAGES_MAX, "messages")
 
 
 def check_text_length(texts: Iterable[str], model: ModelInfo, longest_token_bytes: int) -> None:

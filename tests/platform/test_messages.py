@@ -233,6 +233,7 @@ def test_an_empty_answer_and_an_empty_result_may_be_sent_back(client: Anthropic)
         ({"messages": [IMAGE]}, "'image'; use one of 'text', 'tool_use'"),
         ({"messages": [{"role": "user", "content": USE["content"]}]}, "may not hold a block of type tool_use"),
         ({"messages": [{"role": "user", "content": RESULT["content"] * 4097}]}, "4097"),
+        ({"messages": [{"role": "user", "content": RESULT["content"] * 4096}], "system": "a"}, "messages is 4097"),
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "a tool of type 'bash_20250124' is not supported"),
         ({"tools": [TOOL | {"name": "get weather"}]}, "tools.0.name"),

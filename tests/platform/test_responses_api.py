@@ -209,6 +209,7 @@ def test_an_answer_may_be_sent_back_in_each_of_its_forms(item: dict[str, Any], s
         ({"input": [OUTPUT]}, "input", "correct call_id"),
         ({"input": [USED]}, "input", "add an item of type function_call_output with its call_id"),
         ({"input": [{"role": "user", "content": "x"}] * 1025}, "input", "the number of messages is 1025"),
+        ({"input": [{"role": "user", "content": "x"}] * 4096, "instructions": "x"}, "input", "messages is 4097"),
         ({"text": {"format": SCHEMA | {"schema": {"type": "x"}}}}, "text.format", "x"),
         ({"input": [IMAGE]}, "input", "'input_image' is not supported"),
         ({"input": []}, "input", "input is empty; give a text"),

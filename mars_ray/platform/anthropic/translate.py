@@ -28,6 +28,7 @@ from mars_ray.openai_api.protocol import (
     StreamOptions,
     TextFormat,
 )
+from mars_ray.openai_api.translate import check_translated
 from mars_ray.platform.anthropic.protocol import (
     ConversationMessage,
     CountTokensRequest,
@@ -43,7 +44,8 @@ from mars_ray.platform.anthropic.protocol import (
 
 
 def chat_request(body: CountTokensRequest, *, reasons: bool) -> ChatCompletionRequest:
-    """Return the chat completion request that means the same. Raises an `ApiError`."""
+    """Return the chat completion request that means the same. Raises an `ApiError`, or `RequestError` for too many
+    messages."""
     if body.messages[-1].role == "assistant":
         raise ApiError.bad_request(
             "messages ends with a message from the assistant, which this server does not continue; end with one from "
@@ -62,6 +64,7 @@ def chat_request(body: CountTokensRequest, *, reasons: bool) -> ChatCompletionRe
     )
     for _, turn in groupby(parts, type):
         messages += _joined([*turn])
+    check_translated(messages)
     choice = body.tool_choice or ToolChoice(type="auto")
     request = ChatCompletionRequest(
         model=body.model,

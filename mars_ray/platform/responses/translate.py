@@ -27,6 +27,7 @@ from mars_ray.openai_api.protocol import (
     ResponseFormat,
     StreamOptions,
 )
+from mars_ray.openai_api.translate import check_translated
 from mars_ray.platform.responses.protocol import (
     AllowedFunctions,
     Function,
@@ -71,7 +72,10 @@ def items_of(body: ResponsesRequest) -> Sequence[Item]:
 
 
 def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> ChatCompletionRequest:
-    """Return the chat completion request that means the same, with the items `before` in front of the input."""
+    """Return the chat completion request that means the same, with the items `before` in front of the input.
+
+    Raises `RequestError` for too many messages.
+    """
     items = [*before, *items_of(body)]
     leading = [*takewhile(lambda item: isinstance(item, MessageItem) and item.role in ("system", "developer"), items)]
     messages = _messages(items[len(leading) :])
@@ -80,6 +84,7 @@ def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> Chat
     system = "\n\n".join(filter(None, texts))
     if system or not messages:
         messages.insert(0, InputMessage(role="system", content=system))
+    check_translated(messages)
     return ChatCompletionRequest(
         model=body.model,
         messages=messages,
