@@ -13,8 +13,12 @@ LEVELS = 200
 def is_nested_too_deeply(text: str | bytes, value: Any) -> bool:
     """Return whether `value`, which was parsed from `text`, has more than `LEVELS` levels of arrays and objects."""
     brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
-    if sum(map(text.count, brackets)) <= LEVELS:  # type: ignore[arg-type]  # both are of one type
-        return False
+    count = sum(map(text.count, brackets))  # type: ignore[arg-type]  # both are of one type
+    return count > LEVELS and has_too_many_levels(value)
+
+
+def has_too_many_levels(value: Any) -> bool:
+    """Return whether `value` has more than `LEVELS` levels of arrays and objects."""
     level = [value]
     for _ in range(LEVELS):
         level = [child for item in level for child in _children(item) if isinstance(child, dict | list)]

@@ -137,6 +137,31 @@ def test_an_application_of_somebodys_asks_a_model_by_handle(shops: str) -> None:
         model.complete.remote(QUESTION, threshold=7).result()
 
 
+def deep_schema() -> dict[str, Any]:
+    """A schema with more levels than a body of the HTTP API may have."""
+    schema: dict[str, Any] = {}
+    for _ in range(250):
+        schema = {"properties": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("content", "schema", "said"),
+    [
+        ("a\ud800", {}, r"messages\.0\.content holds \\ud800, which is only half of a surrogate pair"),
+        ("a", deep_schema(), "the request is nested more than 200 levels deep"),
+    ],
+    ids=["surrogate", "nesting"],
+)
+def test_a_call_by_handle_is_refused_for_values_that_a_body_may_not_hold(
+    shops: str, content: str, schema: dict[str, Any], said: str
+) -> None:
+    model = serve.get_deployment_handle("SmallChat", app_name="shop")
+    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    with pytest.raises(RequestError, match=said):
+        model.complete.remote([{"role": "user", "content": content}], tools=tools).result()
+
+
 @pytest.mark.parametrize(("prefix", "name"), [("large", "bundled"), ("small", "small")])
 def test_openais_client_talks_to_an_endpoint_mounted_in_somebodys_fastapi(shops: str, prefix: str, name: str) -> None:
     client = openai.OpenAI(base_url=f"{shops}/{prefix}/v1", api_key="none", max_retries=0)

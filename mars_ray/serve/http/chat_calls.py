@@ -15,6 +15,8 @@ from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.chat.chat_completion_chunk import ChatCompletionChunk
 from pydantic import ValidationError
 
+from mars_ray.chat.nesting import LEVELS, has_too_many_levels
+from mars_ray.chat.unicode_text import refuse_lone_surrogates
 from mars_ray.chat.validation_errors import validation_error
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.request import Request
@@ -78,6 +80,9 @@ class ChatCalls:
         """Return the request to the engine. Raises `RequestError` in the cases that the HTTP API answers with 400."""
         served = await self._endpoint.model_info()
         payload = {"model": served.name, "messages": [dict(message) for message in messages], **fields}
+        if has_too_many_levels(payload):
+            raise RequestError(f"the request is nested more than {LEVELS} levels deep.")
+        refuse_lone_surrogates(payload)
         try:
             body = ChatCompletionRequest.model_validate(payload)
             model = await self._endpoint.check_model(body.model)
