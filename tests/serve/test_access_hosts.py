@@ -1,12 +1,11 @@
 """Requests must be small and meant for this endpoint; request ids and our headers hold."""
 
+import re
 from typing import Any
 
 import pytest
 
-from mars_ray.errors import (
-    ConfigError,
-)
+from mars_ray.errors import ConfigError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.allowed_hosts import AllowedHosts
 from mars_ray.serve.middleware.exchange import Exchange
@@ -20,6 +19,7 @@ from tests.serve.access_samples import (
     call,
     scope_of,
 )
+from tests.serve.endpoint_samples import config_of
 
 # --- request id ---
 
@@ -164,9 +164,14 @@ def test_a_star_allows_every_host_and_origin() -> None:
 @pytest.mark.parametrize(
     "name", ["http://localhost", "localhost:8000", "", "a b", "*.example", "[::1]:80", "localhost/"]
 )
-def test_an_allowed_host_that_could_never_match_is_a_config_error(name: str) -> None:
-    with pytest.raises(ConfigError, match="allowed host"):
-        AllowedHosts({name})
+def test_a_config_with_an_allowed_host_that_could_never_match_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"allowed_hosts: {name!r} is not a host name or address")):
+        config_of(allowed_hosts=["localhost", name])
+
+
+def test_a_config_may_name_hosts_addresses_and_a_star() -> None:
+    names = ["api.example.com", "10.0.0.7", "::1", "[::1]", "*"]
+    assert config_of(allowed_hosts=names).allowed_hosts == frozenset(names)
 
 
 def test_a_foreign_host_is_refused_before_the_key_is_looked_at_even_on_open_paths(keys: KnownKeys) -> None:

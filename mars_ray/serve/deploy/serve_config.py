@@ -21,6 +21,7 @@ from mars_ray.model.card import accuracies, agreements
 from mars_ray.model.resolve import short_name
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.serve.deploy.model_settings import ModelSettings, absolute_model
+from mars_ray.serve.middleware.allowed_hosts import host_of
 from mars_ray.serve.middleware.key_store import open_key_file
 
 T = TypeVar("T", bound=ModelSettings)
@@ -62,6 +63,13 @@ class ServeConfig(ModelSettings):
     def _at_least_one_host(cls, hosts: Any) -> Any:
         if not hosts:
             raise ValueError("name at least one host")
+        return hosts
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts_can_match(cls, hosts: frozenset[str]) -> frozenset[str]:
+        for name in hosts - {"*"}:
+            host_of(name)
         return hosts
 
     @model_validator(mode="after")

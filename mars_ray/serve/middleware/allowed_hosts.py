@@ -9,7 +9,6 @@ Never: resolves a name, or compares ports, because an attacker does not control 
 import re
 from collections.abc import Iterable
 
-from mars_ray.errors import ConfigError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.serve.middleware.scope import Headers, values
 
@@ -21,12 +20,12 @@ _ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://" + _HOST + rb"(?::[0-9]{0,5})?")
 
 
 class AllowedHosts:
-    """Names of this endpoint, without ports. IPv6 addresses may have brackets. "*" allows every name."""
+    """Names of this endpoint, which `host_of` must take. "*" allows every name."""
 
     def __init__(self, names: Iterable[str]) -> None:
         names = set(names)
         self._any = "*" in names
-        self._names = {_own_name(name) for name in names - {"*"}}
+        self._names = {host_of(name) for name in names - {"*"}}
 
     def check(self, headers: Headers, *, page: bool = False) -> None:
         """Raise an `ApiError` unless Host names this endpoint and no foreign page sent the request.
@@ -65,10 +64,13 @@ def _foreign_page() -> ApiError:
     return ApiError(403, message, type="permission_error", code="foreign_origin")
 
 
-def _own_name(name: str) -> bytes:
-    """Return `name` as it appears in a Host header. Raises `ConfigError` for a name that no header can match."""
+def host_of(name: str) -> bytes:
+    """Return a name without a port as it appears in a Host header. IPv6 addresses may have brackets.
+
+    Raises a `ValueError` for a name that no header can match.
+    """
     lower = name.lower().encode(errors="replace")
     host = b"[" + lower + b"]" if lower.count(b":") > 1 and not lower.startswith(b"[") else lower
     if not re.fullmatch(_HOST, host):
-        raise ConfigError(f"allowed host {name!r} is not a host name or address. Leave out scheme, port and path.")
+        raise ValueError(f"{name!r} is not a host name or address; leave out scheme, port and path")
     return host
