@@ -7,6 +7,7 @@ Never: leaves an actor running that nobody has used for its idle time.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
 from inspect import isawaitable
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, overload
@@ -197,7 +198,8 @@ async def ask_actors(prefix: str, method: Callable[[Any], T], within_s: float) -
 def kill_actors(prefix: str) -> None:
     """End the actors whose names begin with `prefix`."""
     for name in named_actors(prefix):
-        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+        with suppress(ValueError):  # it has ended meanwhile
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE))
 
 
 def remove_actor(name: str) -> None:

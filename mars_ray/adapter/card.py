@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mars_ray.errors import AdapterError, InputError
+from mars_ray.errors import AdapterError, InputError, problems_of
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, read_card
 from mars_ray.model.digest import vocabulary_digest
 from mars_ray.model.resolve import as_name, exists, is_elsewhere, resolve_model
@@ -59,7 +59,8 @@ def read_adapter_card(folder: Path) -> AdapterCard:
     try:
         return AdapterCard.model_validate_json((folder / CARD_FILE).read_bytes())
     except (OSError, ValidationError) as error:
-        raise AdapterError(f"{folder} has no valid {CARD_FILE}: {error}. Give the folder of an adapter.") from error
+        reason = problems_of(error) if isinstance(error, ValidationError) else error
+        raise AdapterError(f"{folder} has no valid {CARD_FILE}: {reason}. Give the folder of an adapter.") from error
 
 
 def shipped_adapters() -> list[str]:

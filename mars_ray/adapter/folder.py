@@ -26,7 +26,7 @@ from mars_ray.adapter.card import CONFIG_FILE, AdapterCard, check_vocabulary, re
 from mars_ray.adapter.gated_lora import GatedLoRA
 from mars_ray.adapter.stored_tensors import adapter_of, stored_tensors
 from mars_ray.errors import AdapterError, OutputError
-from mars_ray.model.card import CARD_FILE
+from mars_ray.model.card import CARD_FILE, write_card
 from mars_ray.model.checkpoint import save_folder
 from mars_ray.model.digest import weights_digest
 
@@ -54,7 +54,7 @@ def save_adapter(
     def write(partial: Path) -> None:
         save_file(stored_tensors(adapter, dtype), partial / WEIGHTS_FILE)
         (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (partial / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_card(card, partial)
         (partial / WEIGHTS_FILE).chmod((partial / CONFIG_FILE).stat().st_mode)
 
     if replace and folder.is_dir():

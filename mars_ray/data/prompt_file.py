@@ -4,10 +4,10 @@ In:    JSON objects with `messages`, as a list or its JSON text, or with `prompt
 Out:   checked messages, the last of which can be answered.
 """
 
-from collections.abc import Mapping
-from itertools import count, islice
+from collections.abc import Callable, Mapping
+from itertools import chain
 from reprlib import repr as shortened
-from typing import Any
+from typing import Any, TypeVar
 
 from mars_ray.chat.conversation import read_messages
 from mars_ray.data.record_file import check_source, read_records
@@ -15,6 +15,7 @@ from mars_ray.data.records import Message, json_value, parse_object, turns_of
 from mars_ray.errors import BadRecordError, DataError, EmptyDataError, RequestError
 from mars_ray.storage.location import AnyPath
 
+T = TypeVar("T")
 Conversation = tuple[Message, ...]
 
 PROMPT_COLUMNS = ("messages", "prompt")
@@ -22,15 +23,21 @@ PROMPT_COLUMNS = ("messages", "prompt")
 READ_RECORDS = 256
 
 
-def read_prompts(path: AnyPath) -> list[Conversation]:
-    """Read all prompts. Raises a `DataError` that names the first unusable record, if there is one."""
+def parsed_records(path: AnyPath, parse: Callable[[dict[str, Any]], T]) -> list[T]:
+    """Return what `parse` makes of each record of a file. Raises a `DataError` that names the first unusable record."""
     check_source(path)
-    numbers = count(1)
-    prompts = [
-        _conversation(path, number, raw)
-        for chunk in read_records(path, READ_RECORDS)
-        for number, raw in zip(islice(numbers, len(chunk)), chunk, strict=True)
-    ]
+    parsed: list[T] = []
+    for raw in chain.from_iterable(read_records(path, READ_RECORDS)):
+        try:
+            parsed.append(parse(parse_object(raw)))
+        except (BadRecordError, RequestError) as error:
+            raise DataError(f"{path}, record {len(parsed) + 1}: {str(error).removesuffix('.')}.") from None
+    return parsed
+
+
+def read_prompts(path: AnyPath) -> list[Conversation]:
+    """Read all prompts. Raises a `DataError` that names the first unusable record."""
+    prompts = parsed_records(path, prompt_of)
     if not prompts:
         raise EmptyDataError(f"{path} holds no prompt.")
     return prompts
@@ -68,12 +75,3 @@ def prompt_of(fields: Mapping[str, Any], column: str | None = None, *, answered:
     if last["role"] != "tool" and not last["content"].strip() and not last.get("tool_calls"):
         raise BadRecordError("its prompt is empty")
     return messages
-
-
-def _conversation(path: AnyPath, number: int, raw: bytes) -> Conversation:
-    try:
-        return prompt_of(parse_object(raw))
-    except (BadRecordError, RequestError) as error:
-        raise DataError(
-            f"{path}, record {number}: {str(error).removesuffix('.')}. Each record needs 'prompt' or 'messages'."
-        ) from None

@@ -25,6 +25,7 @@ from mars_ray.errors import BadRecordError, ConfigError, EmptyDataError, RunErro
 from mars_ray.model.folder import check_folder
 from mars_ray.model.sources.ray_folder import SharedFolder, share_folder
 from mars_ray.progress import ProgressLine
+from mars_ray.ray_private import reason_of
 from mars_ray.storage.location import AnyPath
 
 ROWS_PER_BLOCK = 1024
@@ -125,7 +126,7 @@ def _tokenised(source: AnyPath, model: SharedFolder) -> Iterator[list[Encoded | 
             yield _outcomes(batch)
     except RayError as error:
         ours = our_error(error)
-        raise ours or RunError(f"{source} could not be tokenised: {str(error).strip().splitlines()[-1]}") from error
+        raise ours or RunError(f"{source} could not be tokenised: {reason_of(error)}.") from error
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mars_ray.data.arrow_json import json_rows
-from mars_ray.errors import DataError
+from mars_ray.errors import DataError, first_line
 from mars_ray.storage.location import AnyPath, check_reachable
 
 PARQUET = ".parquet"
@@ -92,4 +92,4 @@ def _damage_named(path: AnyPath) -> Iterator[None]:
         raise
     # Arrow and object stores raise errors of their own.
     except Exception as error:
-        raise DataError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+        raise DataError(f"{path} cannot be read: {first_line(error)}") from error

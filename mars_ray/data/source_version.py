@@ -8,7 +8,6 @@ from mars_ray.errors import DataError
 from mars_ray.storage.location import AnyPath, store_errors
 
 DIGEST_BYTES = 8
-BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,5 @@ def _stamp(source: AnyPath) -> str:
 
 
 def _digest(source: AnyPath) -> str:
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     with source.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).hexdigest()

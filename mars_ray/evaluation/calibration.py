@@ -1,13 +1,13 @@
 """Calibrate a model or an adapter: measure it at each threshold, and write the results to its card.
 
-Tokens per forward, agreement and accuracy are measured with spreads over samples. Samples of a file have no records in
-common; each sample of the task families has its own seed. Only the card changes, and it is replaced atomically.
+Tokens per forward, agreement and accuracy are measured with spreads over samples, which have no prompts in common:
+parts of a file, or examples of the task families with a seed of their own. Only the card changes, and it is replaced
+atomically.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryFile
@@ -21,11 +21,12 @@ from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import Conversation, read_prompts
 from mars_ray.data.tasks import FAMILIES, is_right_answer
 from mars_ray.data.tasks.family import TaskExample
-from mars_ray.data.tasks.split import examples
+from mars_ray.data.tasks.split import heldout_samples
 from mars_ray.engine.checked_fields import Numbers, check_fields
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.load import best_device
 from mars_ray.engine.core.offline import OfflineResult, decode_all
+from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import AtLeastOne, EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.engine.stats.grid import GRID
@@ -40,7 +41,8 @@ from mars_ray.errors import (
     check_kind,
 )
 from mars_ray.evaluation.agreement import agreed_tokens
-from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS
+from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS, settings_of
+from mars_ray.evaluation.tasks import EXAMPLES_PER_FAMILY
 from mars_ray.model.card import CARD_FILE, CalibrationPoint, Card, FamilyPoint, read_card, write_card
 from mars_ray.model.checkpoint import Checkpoint, load_model
 from mars_ray.model.folder import check_folder
@@ -52,8 +54,6 @@ from mars_ray.storage.location import AnyPath, PathOrUrl
 CURVE_HEAD = ("threshold", "tokens per forward", "agreement", "accuracy")
 THRESHOLDS = tuple(threshold for threshold in GRID if threshold >= 0.5)
 """Default thresholds for a model: the grid of the live profile from 0.5 upwards."""
-EXAMPLES_PER_FAMILY = 100
-"""Default number of examples per family in each sample."""
 FAMILIES_DATA = "built-in task families, held out"
 
 
@@ -70,19 +70,22 @@ class CalibrationPrompt:
 
 
 def family_prompts(per_family: int, seeds: range) -> list[CalibrationPrompt]:
-    """Return the prompts of one sample per seed, each with `per_family` held-out examples of every family."""
+    """Return the prompts of one sample per seed, each with `per_family` held-out examples of every family.
+
+    Raises `ConfigError` if a family has too few examples.
+    """
+    samples = [heldout_samples(family, per_family, seeds) for family in FAMILIES.values()]
     return [
         CalibrationPrompt(f"{example.family}, seed {seed}", sample, example.messages, example)
         for sample, seed in enumerate(seeds)
-        for example in heldout_examples(per_family, seed)
+        for of_family in samples
+        for example in of_family[sample]
     ]
 
 
 def heldout_examples(per_family: int, seed: int) -> list[TaskExample]:
     """Return `per_family` held-out examples of every family, none of which is a training prompt."""
-    return [
-        example for family in FAMILIES.values() for example in islice(examples(family, "heldout", seed), per_family)
-    ]
+    return [example for family in FAMILIES.values() for example in heldout_samples(family, per_family, [seed])[0]]
 
 
 def file_prompts(path: AnyPath, per_sample: int | None, samples: int) -> list[CalibrationPrompt]:
@@ -339,8 +342,11 @@ class CalibrateOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.thresholds is not None and 1 not in self.thresholds:
+        if self.thresholds is None:
+            return
+        if 1 not in self.thresholds:
             raise ConfigError(f"thresholds are {list(self.thresholds)}; add 1, because losses are measured against it.")
+        settings_of([Mode.THRESHOLD], self.thresholds)
 
 
 def calibrate(

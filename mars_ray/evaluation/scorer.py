@@ -157,7 +157,7 @@ class Scorer:
         with ProgressLine("score the answers", total=total) as progress:
             for rows in read_answers(folder):
                 answers = [(questions[name], setting, row) for row in rows for name, setting in [parts_of(row["id"])]]
-                agreed = self._agreed([(question, row) for question, _, row in answers], progress, done)
+                agreed = self._agreed([(question, row) for question, _, row in answers])
                 for (question, setting, row), count in zip(answers, agreed, strict=True):
                     scores.add(question, setting, self._scored(question, row, count))
                     done += 1
@@ -182,7 +182,7 @@ class Scorer:
             self.cache.add([(key, int(is_right(question, text)))])
         return bool(self.cache[key])
 
-    def _agreed(self, answers: Sequence[tuple[Question, Row]], progress: ProgressLine, done: int) -> list[int]:
+    def _agreed(self, answers: Sequence[tuple[Question, Row]]) -> list[int]:
         if not self.agreement:
             return [0] * len(answers)
         prompts = {question.name: tuple(self.encoder.prompt(question.messages)) for question, _ in answers}
@@ -200,8 +200,6 @@ class Scorer:
                 if len(kept) >= KEEP_EVERY:
                     self.cache.add(kept.items())
                     kept = {}
-                done += len(counts)
-                progress.update(done, {})
             self.cache.add(kept.items())
         return [self.cache[key] for key in keys]
 

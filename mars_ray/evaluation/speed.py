@@ -80,7 +80,7 @@ def measure_speed(
 def as_many_as_fit(
     prompts: Sequence[TimedPrompt], sample: Callable[[Sequence[TimedPrompt]], Sample], seconds: float
 ) -> Sequence[TimedPrompt]:
-    """Return the first prompts, as many as a sample takes about so many seconds to answer, but at least two."""
+    """Return the first prompts that a sample answers in about `seconds` seconds, but at least two."""
     count = PROMPTS_MIN
     while count < len(prompts) and sample(prompts[:count]).seconds < seconds / 2:
         count *= 2

@@ -2,33 +2,29 @@
 
 A record of a file has `prompt` or `messages`, `reference`, and optionally `match`. The benchmarks are GSM8K (arXiv
 2110.14168) and HumanEval (arXiv 2107.03374), as published: `gsm8k/test.jsonl.gz` and `humaneval/HumanEval.jsonl.gz`.
-The first bad record raises an error that names the file and the line. Answers that are code are run by `code_check`.
+The first bad record raises an error that names the file and the record. Answers that are code are run by `code_check`.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import count
 from math import isfinite
 from reprlib import repr as shortened
 from typing import Any
 
 import regex
 
-from mars_ray.data.prompt_file import Conversation, prompt_of
-from mars_ray.data.record_file import PARQUET, check_source, read_records
-from mars_ray.data.records import parse_object
+from mars_ray.data.prompt_file import Conversation, parsed_records, prompt_of
 from mars_ray.data.tasks import FAMILIES
 from mars_ray.data.tasks.checks import same_json, same_text
-from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError, RequestError
+from mars_ray.errors import BadRecordError, ConfigError, DataError, EmptyDataError
 from mars_ray.storage.location import AnyPath, check_reachable
 
 _NUMBER = re.compile(r"(?<!\d)(?<!\d\.)-?\d[\d,]*(?:\.\d+)?|(?<![\d.])-?\.\d+")
 """Pattern of a number. A minus after a digit is read as subtraction, and dots before a number as an ellipsis."""
 REGEX_SECONDS_MAX = 5
-READ_RECORDS = 256
 BENCHMARK_TOKENS = 512
 """Maximum number of tokens per answer, enough for a derivation or a function."""
 CODE_PROMPT = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
@@ -76,27 +72,10 @@ def read_references(path: AnyPath, match: str) -> list[Referenced]:
     """
     if match not in FILE_MATCHES:
         raise ConfigError(f"match is {match!r}, must be one of {', '.join(FILE_MATCHES)}.")
-    check_source(path)
-    records = []
-    for location, raw in numbered(path):
-        try:
-            records.append(_record(parse_object(raw), match))
-        except (BadRecordError, RequestError) as error:
-            raise DataError(f"{path}, {location}: {str(error).removesuffix('.')}.") from None
+    records = parsed_records(path, lambda fields: _record(fields, match))
     if not records:
         raise EmptyDataError(f"{path} has no record.")
     return records
-
-
-def numbered(path: AnyPath) -> Iterator[tuple[str, bytes]]:
-    """Yield the records, each with its line or record number."""
-    numbers = count(1)
-    if path.suffix == PARQUET or path.suffix in (".gz", ".zst"):
-        for chunk in read_records(path, READ_RECORDS):
-            yield from ((f"record {next(numbers)}", raw) for raw in chunk)
-    else:  # a text file, whose empty lines are skipped
-        with path.open("rb") as file:
-            yield from ((f"line {number}", raw) for number, raw in zip(numbers, file, strict=False) if raw.strip())
 
 
 def _record(fields: dict[str, Any], default: str) -> Referenced:
@@ -169,15 +148,11 @@ def _read(
     check_reachable(path)
     if not path.is_file():
         raise DataError(f"There is no file {path}; give the folder with {path.parent.name}/ as --data.")
-    check_source(path)
-    records = []
-    for location, raw in numbered(path):
-        try:
-            fields = parse_object(raw)
-            for name in text_fields:
-                if not isinstance(fields.get(name), str):
-                    raise BadRecordError(f"its {name!r} is missing or not text")
-            records.append(record(fields))
-        except BadRecordError as error:
-            raise DataError(f"{path}, {location}: {error}.") from None
-    return records
+
+    def parse(fields: dict[str, Any]) -> Referenced:
+        for name in text_fields:
+            if not isinstance(fields.get(name), str):
+                raise BadRecordError(f"its {name!r} is missing or not text")
+        return record(fields)
+
+    return parsed_records(path, parse)

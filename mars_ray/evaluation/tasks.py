@@ -6,11 +6,10 @@ turn.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from mars_ray.data.prompt_file import Conversation
 from mars_ray.data.tasks import FAMILIES
-from mars_ray.data.tasks.split import examples
+from mars_ray.data.tasks.split import heldout_samples
 from mars_ray.engine.checked_fields import check_fields
 from mars_ray.errors import ConfigError, DataError, did_you_mean
 from mars_ray.evaluation.task_files import BENCHMARK_TOKENS, BENCHMARKS, Referenced, read_references
@@ -127,30 +126,19 @@ def _family(name: str, options: TaskOptions) -> Task:
             f"{options.seeds} samples of {count:,} examples are more than the {FAMILY_QUESTIONS:,} questions that a "
             "family may have. Lower --examples or --seeds."
         )
-    questions: list[Question] = []
-    seen: set[str] = set()
-    for seed in range(options.seeds):
-        # Some families have few distinct prompts, so each sample leaves out the prompts of earlier samples.
-        unseen = (example for example in examples(FAMILIES[name], "heldout", seed) if example.prompt not in seen)
-        sample = list(islice(unseen, count))
-        if len(sample) < count:
-            raise ConfigError(
-                f"{name} has {len(seen) + len(sample):,} held-out examples, too few for {options.seeds} samples of "
-                f"{count:,}. Lower --examples or --seeds."
-            )
-        seen.update(example.prompt for example in sample)
-        questions += (
-            Question(
-                task=name,
-                number=number,
-                seed=seed,
-                messages=example.messages,
-                reference=example.answer,
-                match=name,
-            )
-            for number, example in enumerate(sample)
+    questions = tuple(
+        Question(
+            task=name,
+            number=number,
+            seed=seed,
+            messages=example.messages,
+            reference=example.answer,
+            match=name,
         )
-    return Task(name=name, questions=tuple(questions), max_tokens=MAX_TOKENS)
+        for seed, sample in enumerate(heldout_samples(FAMILIES[name], count, range(options.seeds)))
+        for number, example in enumerate(sample)
+    )
+    return Task(name=name, questions=questions, max_tokens=MAX_TOKENS)
 
 
 def _dealt(name: str, records: Sequence[Referenced], options: TaskOptions, max_tokens: int, source: str) -> Task:

@@ -62,9 +62,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self.tokenizer = self._checkpoint.tokenizer
         if self.tokenizer.eos_token_id is None:
             raise ModelError(f"{settings.model}: the tokenizer has no end-of-sequence token, which likelihoods need.")
-        # Compiled steps round differently and become available at any time, so answers would depend on timing.
-        options = EngineOptions(max_request_tokens=self.max_length)
-        self._engine = Engine(self._checkpoint, options)
+        self._engine = Engine(self._checkpoint, EngineOptions(max_request_tokens=self.max_length))
         self._decode = settings.decode(block=self._engine.block)
         LOG.info(
             f"decoding on {self._device}, {self._dtype.name} ({self._dtype.reason}), "
@@ -185,9 +183,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 tokens += len(decoded.tokens)
                 forwards += decoded.forwards
                 progress.update(finished, {})
-                if not generations[
-                    number
-                ].sampling.temperature:  # a cache would make repeats of a sampled request equal
+                # A cache would make repeats of a sampled request equal.
+                if not generations[number].sampling.temperature:
                     self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
         if failed:
             raise RunError(

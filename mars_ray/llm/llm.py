@@ -139,7 +139,7 @@ class LLM:
         return self._answer(prompts, plans, sampling_params, decode, schema, progress)
 
     def close(self) -> None:
-        """Stop the background compilation."""
+        """Leave the network without the engine's hooks. Call no other method afterwards."""
         self.engine.close()
 
     def __enter__(self) -> Self:

@@ -4,7 +4,6 @@ An unknown or missing field is an error. Readers never see a half-written card.
 """
 
 import platform
-import uuid
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mars_ray.errors import ModelError, OutputError
+from mars_ray.errors import ModelError, OutputError, problems_of
+from mars_ray.storage.whole_file import replace_file
 
 CARD_FILE = "mars.json"
 
@@ -110,24 +110,18 @@ def read_card(folder: Path) -> Card | None:
     try:
         return Card.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        reasons = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}" for problem in error.errors()[:3]
-        )
+        reasons = problems_of(error)
         raise ModelError(f"{path} is not a valid card: {reasons}. Restore the file or remove it.") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}.") from error
 
 
 def write_card(card: BaseModel, folder: Path) -> None:
-    """Write `mars.json` of a model or an adapter into an existing folder, atomically."""
-    partial = folder / f".{CARD_FILE}.{uuid.uuid4().hex[:8]}.partial"
+    """Durably write `mars.json` of a model or an adapter into an existing folder. One process at a time may call it."""
     try:
-        partial.write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / CARD_FILE)
+        replace_file(folder / CARD_FILE, [card.model_dump_json(indent=2).encode() + b"\n"])
     except OSError as error:
         raise OutputError(f"Cannot write {folder / CARD_FILE}: {error}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def library_versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ Predictions at masks assume the most likely token at the rows before them. Nothi
 that a draw, a penalty or a bias changed; at a mask such a token is a draft. A threshold of 1 accepts nothing.
 
 With an adapter the threshold applies to drafts instead (see `Acceptance`): nothing is accepted at masks, and a draft is
-kept if the network finds it at least so many times as likely as its most likely token.
+kept if the network finds it at least that many times as likely as its most likely token.
 
 The kernels in `runner/kernels` compute this, and `tests/vllm/step_reference.py` does so in plain torch.
 """

@@ -178,7 +178,7 @@ def test_rows_with_errors_can_be_done_again(tmp_path: Path) -> None:
         output.take([row_result(1), row_result(2, error=True)], 1.0)
         output.flush()
         assert errors_in(tmp_path / "out") == ["2"]
-        assert output.ledger.forget_errors() == 1
+        output.ledger.forget_errors()
         output.take([row_result(2)], 2.0)
         output.flush()
     assert rows_in(tmp_path / "out") == ["1", "2"]

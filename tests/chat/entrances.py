@@ -128,4 +128,4 @@ def outcome(entrance: Entrance, messages: Any) -> tuple[int, ...] | str:
     except InputError as error:
         words = str(error)
     words = words.rpartition("a.jsonl, record 1: ")[2].rpartition("a.jsonl, line 1: ")[2]
-    return words.removesuffix(" Each record needs 'prompt' or 'messages'.").removesuffix(".")
+    return words.removesuffix(".")

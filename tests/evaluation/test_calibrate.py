@@ -361,3 +361,8 @@ def test_the_calibration_of_an_adapter_goes_into_its_own_card(folder: Path, tmp_
 def test_a_calibration_without_threshold_1_is_refused(thresholds: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="add 1, because losses are measured against it"):
         CalibrateOptions(thresholds=thresholds)
+
+
+def test_a_threshold_out_of_range_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match=r"threshold is 1\.5"):
+        CalibrateOptions(thresholds=(1.0, 1.5))

@@ -111,9 +111,9 @@ def test_a_record_may_say_how_it_is_compared(tmp_path: Path) -> None:
         ('{"prompt": "p", "reference": "r"', "it is not JSON"),
     ],
 )
-def test_a_record_that_cannot_be_judged_is_named_by_file_and_line(tmp_path: Path, bad: str, reason: str) -> None:
+def test_a_record_that_cannot_be_judged_is_named_by_file_and_number(tmp_path: Path, bad: str, reason: str) -> None:
     path = references(tmp_path / "mine.jsonl", GOOD, "", bad, GOOD)
-    with pytest.raises(DataError, match=f"mine.jsonl, line 3: {reason}"):
+    with pytest.raises(DataError, match=f"mine.jsonl, record 2: {reason}"):
         opened(str(path), seeds=1)
 
 

@@ -101,6 +101,25 @@ def test_the_one_longest_unused_makes_room_and_one_in_use_never(cache: Path, mon
         fetched("m", [RemoteFile(name="a", size=100, digest="")], new.read)
 
 
+def test_a_model_whose_removal_broke_off_is_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_fetch_one, args=[1])
+    process.start()
+    process.join()
+    usage = shutil.disk_usage(cache)._replace(free=3)  # so that two bytes may be taken
+
+    def break_off(folder: Path, **_: object) -> None:
+        for path in folder.rglob("a"):
+            path.unlink()
+            raise InterruptedError
+
+    old, new = Elsewhere({"a": b"1"}), Elsewhere({"a": b"22"})
+    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
+        patched.setattr(shutil, "disk_usage", lambda _: usage)
+        patched.setattr(shutil, "rmtree", break_off)
+        fetched("m", new.files(), new.read)
+    assert (fetched("m", old.files(), old.read) / "a").read_bytes() == b"1"
+
+
 def test_a_model_in_a_store_is_the_one_that_was_put_there(bucket: UPath) -> None:
     for path in BUNDLED.iterdir():
         (bucket / "models" / "one" / path.name).write_bytes(path.read_bytes())

@@ -40,7 +40,7 @@ from mars_ray.batch.output.report import JobReport
 from mars_ray.batch.output.report_page import job_page
 from mars_ray.batch.rows.columns import ColumnKinds, lines_of, notes_on, output_schema, table_of, united, widened
 from mars_ray.batch.rows.row_tables import RowResult
-from mars_ray.errors import OutputError, RunError
+from mars_ray.errors import OutputError, RunError, first_line
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.driver_lease import DriverLease, locked
 from mars_ray.storage.location import AnyPath, check_reachable, store_errors
@@ -345,7 +345,7 @@ def rewritten_shard(path: AnyPath, kinds: ColumnKinds) -> bytes | None:
     try:
         new = _rewritten(content, kinds, parquet=path.name.endswith(".parquet"))
     except (OSError, ValueError) as error:  # of Arrow, JSON and UTF-8
-        raise RunError(f"{path} is damaged: {str(error).partition(chr(10))[0]}. {ADVICE}") from error
+        raise RunError(f"{path} is damaged: {first_line(error)}. {ADVICE}") from error
     return None if new == content else new
 
 

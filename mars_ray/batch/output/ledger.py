@@ -112,11 +112,12 @@ class Ledger:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self.connection.execute("COMMIT")
             except BaseException:
-                self.connection.execute("ROLLBACK")
+                if self.connection.in_transaction:  # SQLite rolls back by itself if the disk is full
+                    self.connection.execute("ROLLBACK")
                 self._lately = _lately(self.connection)
                 raise
-            self.connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise RunError(
                 f"Cannot write to {self.path}: {error}. Make room, then give the same command again, without --new."
@@ -191,13 +192,13 @@ class Ledger:
         query = "SELECT reason, count(*) FROM error JOIN example USING (kind) GROUP BY kind ORDER BY 2 DESC, 1"
         return dict(self.connection.execute(query))
 
-    def forget_errors(self) -> int:
-        """Remove the rows with errors, and return how many there were."""
+    def forget_errors(self) -> None:
+        """Remove the rows with errors."""
         with self.transaction():
             self._sort_in()
             self.connection.execute("DELETE FROM done WHERE key IN (SELECT key FROM error)")
             self.connection.execute("DELETE FROM example")
-            return self.connection.execute("DELETE FROM error").rowcount
+            self.connection.execute("DELETE FROM error")
 
     def close(self) -> None:
         """Close the database."""

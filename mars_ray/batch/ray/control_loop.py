@@ -44,7 +44,8 @@ class ControlLoop:
         self._plan = plan
         self._tokens_left = tokens_left
         self._on_update = on_update
-        self._ends_s = None if deadline_s is None else time.monotonic() + deadline_s
+        self._deadline_s = deadline_s
+        self.start_deadline()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="control-loop", daemon=True)
         self.note = ""
@@ -64,6 +65,10 @@ class ControlLoop:
         removing = threading.Thread(target=remove_controllers, args=(self._app,), name="remover", daemon=True)
         removing.start()
         removing.join(CLUSTER_S)
+
+    def start_deadline(self) -> None:
+        """Count the seconds of the deadline from now."""
+        self._ends_s = None if self._deadline_s is None else time.monotonic() + self._deadline_s
 
     @property
     def left_s(self) -> float | None:

@@ -122,8 +122,11 @@ class Decoder:
         return engine
 
     async def _beat(self, engine: AsyncEngine, lease: Lease) -> None:
-        with suppress(ReplicaLostError):
-            await run_heartbeats(engine, lease, self._report)
+        try:
+            with suppress(ReplicaLostError):
+                await run_heartbeats(engine, lease, self._report)
+        finally:
+            self._feeding.set()  # rows start the next engine, whose first report may pause them again
 
     async def _report(self, report: ReplicaReport) -> Directive:
         """Report to the controller. Rows begin unless the newest answer pauses them, also if the report fails."""

@@ -70,7 +70,6 @@ class EndpointRows:
         if self._complete is None:
             self._complete = asyncio.ensure_future(_connect(self._config))
         complete = await asyncio.shield(self._complete)
-        self._answered_s = self._answered_s or time.monotonic()
         row_ids, raws = from_row_table(rows_to_answer(block))
         results = await asyncio.gather(
             *(self._result(complete, row_id.key, raw) for row_id, raw in zip(row_ids, raws, strict=True))
@@ -86,6 +85,7 @@ class EndpointRows:
     async def _answer(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
         """Send a request and return the answer. While the endpoint has no room, the request is sent again."""
         failures = 0
+        began_s = time.monotonic()
         while True:
             after_s = PAUSE_S
             async with self._limit.turn() as turn:
@@ -96,7 +96,7 @@ class EndpointRows:
                     return answer
                 except _RefusedForNow as refused:
                     self._limit.refused(turn)
-                    if time.monotonic() - self._answered_s > PATIENCE_S:
+                    if time.monotonic() - max(began_s, self._answered_s) > PATIENCE_S:
                         raise RunError(f"the endpoint gave no answer for {PATIENCE_S:g} s: {refused}") from refused
                     after_s = refused.after_s
                 except StepError:

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,8 @@ from mars_ray.errors import RunError, UnavailableError
 from mars_ray.ray_actor import ActorClient, SharedActor, remote
 
 BEAT_S = 2.0
+ENDED_S = 3 * BEAT_S
+"""Seconds without a heartbeat from a stage after which its backlog does not count any more."""
 IDLE_S = 15
 """Seconds without a heartbeat from any stage after which the decoders are stopped."""
 POOLS = 3
@@ -37,18 +40,28 @@ class SharedPool(SharedActor):
 
     def __init__(self, app: str, settings: PoolSettings) -> None:
         self._decoders = start_decoders(settings, app)
-        self._backlogs: dict[str, RowBacklog] = {}
+        self._backlogs: dict[str, tuple[float, RowBacklog]] = {}
+        """Time of the last heartbeat of each stage, and its backlog then."""
         self._control_loop = ControlLoop(app, settings.control, self._tokens_left, settings.deadline_s, lambda: None)
         self._control_loop.__enter__()
         super().__init__(self)
 
     async def beat(self, stage: str, backlog: RowBacklog) -> list[Any]:
-        """Record a heartbeat and the backlog of a stage, and return the decoders."""
-        self._backlogs[stage] = backlog
+        """Record a heartbeat and the backlog of a stage, and return the decoders.
+
+        The time until the deadline begins with the first stage, and again with the first one after all have ended.
+        """
+        if stage not in self._backlogs and not self._running():
+            self._control_loop.start_deadline()
+        self._backlogs[stage] = time.monotonic(), backlog
         return self._decoders
 
+    def _running(self) -> list[RowBacklog]:
+        now_s = time.monotonic()
+        return [backlog for heard_s, backlog in list(self._backlogs.values()) if now_s - heard_s < ENDED_S]
+
     def _tokens_left(self) -> float:
-        return sum(backlog.tokens_left for backlog in list(self._backlogs.values()))
+        return sum(backlog.tokens_left for backlog in self._running())
 
     def unused(self) -> bool:
         """Return whether no stage has sent a heartbeat for `IDLE_S` seconds."""

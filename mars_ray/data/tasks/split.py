@@ -2,11 +2,13 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
 from mars_ray.data.tasks.family import Family, TaskExample
 from mars_ray.data.tasks.registry import FAMILIES
+from mars_ray.errors import ConfigError
 
 Split = Literal["train", "heldout"]
 
@@ -38,6 +40,25 @@ def examples(family: Family, split: Split, seed: int) -> Iterator[TaskExample]:
         if split == "heldout":
             seen.add(example.prompt)
         yield example
+
+
+def heldout_samples(family: Family, count: int, seeds: Sequence[int]) -> list[list[TaskExample]]:
+    """Return a sample of `count` held-out examples for each seed; no two samples have a prompt in common.
+
+    Raises `ConfigError` if the family has too few examples.
+    """
+    samples: list[list[TaskExample]] = []
+    seen: set[str] = set()
+    for seed in seeds:
+        unseen = (example for example in examples(family, "heldout", seed) if example.prompt not in seen)
+        samples.append(list(islice(unseen, count)))
+        seen.update(example.prompt for example in samples[-1])
+        if len(samples[-1]) < count:
+            raise ConfigError(
+                f"{family.name} has {len(seen):,} held-out examples, too few for {len(seeds)} samples of {count:,}. "
+                "Lower --examples or --seeds."
+            )
+    return samples
 
 
 def mixture(split: Split, seed: int) -> Iterator[TaskExample]:

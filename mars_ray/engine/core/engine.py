@@ -265,7 +265,7 @@ class Engine:
         return chunks
 
     def _observe_gain(self, batch: list[ScheduledSequence], chunks: list[Chunk]) -> None:
-        """Tell the choice of drafts what the step gained, unless it read a prompt."""
+        """Record what the step gained for the choice of drafts, unless it read a prompt."""
         if all(scheduled.is_decode for scheduled in batch):
             tokens = sum(len(chunk.tokens) for chunk in chunks)
             self._blocks.observe(len(batch), tokens, sum(scheduled.num_positions for scheduled in batch))

@@ -1,1 +1,1 @@
-"""Forwards of the network: packed inputs, model runners and compiled steps."""
+"""Forwards of the network: packed inputs and model runners."""

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from mars_ray.engine.kernels.families import KernelError, KernelFamily
 
@@ -39,16 +38,13 @@ def find_compiler() -> str:
 
 
 def compile_kernels(compiler: str, family: KernelFamily, library: Path) -> None:
-    """Compile the kernels of a family into the file `library`, which appears whole.
+    """Compile the kernels of a family into the file `library`.
 
     Raises `KernelError` with the reason if the compiler cannot, and `OSError` if the file cannot be written.
     """
-    with TemporaryDirectory(dir=library.parent) as folder:
-        whole = Path(folder) / f"whole{SUFFIX}"
-        kind = "-dynamiclib" if MACOS else "-shared"
-        _run(compiler, *FLAGS, *family.flags, kind, str(SOURCE), "-o", str(whole))
-        whole.chmod(0o700)  # regardless of the umask
-        whole.replace(library)
+    kind = "-dynamiclib" if MACOS else "-shared"
+    _run(compiler, *FLAGS, *family.flags, kind, str(SOURCE), "-o", str(library))
+    library.chmod(0o700)  # regardless of the umask
 
 
 def _run(compiler: str, *arguments: str) -> None:

@@ -57,7 +57,7 @@ class SlotKVCache:
         old = self.layers
         self.layers = []
         for layer in range(count):
-            # Filler positions read the cache, so it begins with numbers.
+            # Attention multiplies hidden columns by 0, so they must hold finite numbers.
             shape = (slots, heads, width, size)
             keys, values = (torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(2))
             if layer < len(old):  # an earlier resize for which memory was short leaves fewer layers

@@ -159,12 +159,10 @@ class SlotAllocator:
         if length > self.width:
             self._resize(self._width_for(length))
 
-    def narrow(self, length: int) -> bool:
-        """Narrow the slots to `length` tokens if that gives more slots, and return whether it does."""
-        if self.slots_at(length) <= len(self._slots):
-            return False
-        self._resize(self._width_for(length))
-        return True
+    def narrow(self, length: int) -> None:
+        """Narrow the slots to `length` tokens if that gives more slots."""
+        if self.slots_at(length) > len(self._slots):
+            self._resize(self._width_for(length))
 
     def _width_for(self, length: int) -> int:
         width = FIRST_WIDTH

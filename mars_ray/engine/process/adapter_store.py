@@ -239,7 +239,7 @@ class AdapterStore:
             self._send(ForgetAdapter(number))
 
     def _use(self) -> None:
-        """Tell the engine which adapters have a name."""
+        """Send the names of the adapters in memory to the engine."""
         numbers = {name: adapter.number for name, adapter in self._by_name.items()}
         self._send(UseAdapters({name: number for name, number in numbers.items() if number is not None}))
 

@@ -13,5 +13,5 @@ KEEP_RECENT = 0.5 ** (1 / 1024)
 
 
 def decay(observations: int) -> float:
-    """Return the factor by which so many new observations decay the earlier ones."""
+    """Return the factor by which new observations decay the earlier ones."""
     return math.pow(0.5, observations / HALF_LIFE)

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -167,14 +167,22 @@ def _make_room(cache: Path, key: str, size: int) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # in use
                 continue
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            shutil.rmtree(path.with_suffix(".partial"), ignore_errors=True)
+            _remove(path.with_suffix(""))
             used -= kept[path]
     if used + size > limit:
         raise ModelError(
             f"a model of {size / 1e9:.1f} GB does not fit next to those in use: the cache {cache} may take "
             f"{limit / 1e9:.1f} GB. Make room, or set XDG_CACHE_HOME to a larger disk."
         )
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, and what was fetched of it. If this is interrupted, a later fetch completes the rest."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):  # there may be a partial folder only
+        folder.rename(partial)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _size(folder: Path) -> int:
