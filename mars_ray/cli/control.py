@@ -2,22 +2,20 @@
 
 import asyncio
 import re
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import httpx2
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.shared import print_line
+from mars_ray.cli.shared import print_line, wide_console
 from mars_ray.control.policies.policy import describe_raised_floor
-from mars_ray.errors import ConfigError, RunError
+from mars_ray.errors import ConfigError, MarsRayError, RunError
 
 if TYPE_CHECKING:
     from mars_ray.control.core.ray_controller import FoundController
@@ -41,8 +39,6 @@ Controller = Annotated[
 ServiceClass = Annotated[str | None, typer.Option("--class", help="Class of service. Default: all classes.")]
 URL = "http://127.0.0.1:8000"
 EVERY_SECONDS = 1.0
-WIDTH = 200
-"""Width of the output in columns if there is no terminal."""
 T = TypeVar("T")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -56,7 +52,7 @@ def status(
     ] = False,
 ) -> None:
     """Show the replicas, the load, and the thresholds with the reasons for them, until Ctrl-C is pressed."""
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = wide_console()
     if once or not console.is_terminal:
         console.print(*_tables(_statuses(url, api_key, controller)))
         return
@@ -123,10 +119,16 @@ def _ask_cluster(name: str, url: str, ask: "Callable[[FoundController], Coroutin
         raise ConfigError("--controller needs the address of a Ray cluster in RAY_ADDRESS, such as auto.")
     connect()
 
-    async def all_answers() -> list[T]:
-        return [await ask(client) for client in find_controllers(name)]
+    async def all_answers() -> list[T | BaseException]:
+        return await asyncio.gather(*map(ask, find_controllers(name)), return_exceptions=True)
 
-    return asyncio.run(all_answers())
+    answers = asyncio.run(all_answers())
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if not errors:
+        return cast(list[T], answers)
+    if len(errors) == len(answers) or not isinstance(errors[0], MarsRayError):
+        raise errors[0]
+    raise RunError(f"{len(errors)} of {len(answers)} controllers called {name!r} refused, the others obey: {errors[0]}")
 
 
 def send_request(
@@ -184,7 +186,7 @@ def _tables_of(status: dict[str, Any]) -> list[Table]:
         classes.add_column(column)
     for service_class in status["classes"]:
         ends_s = (service_class["override"] or {}).get("ends_unix_s")
-        until = f" until {time.strftime('%H:%M:%S', time.localtime(ends_s))}" if ends_s else ""
+        until = f" until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ends_s))}" if ends_s else ""
         classes.add_row(
             service_class["name"],
             f"{service_class['threshold']:g}",

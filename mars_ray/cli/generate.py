@@ -154,11 +154,16 @@ def generate(
         sampling_of_model=temperature is None,
         decode=DecodeParams(mode=mode, threshold=threshold),
         workers=replace(workers, rehearse=rehearse, engine=engine, **vllm_options(tensor_parallel_size, vllm_arg)),
+        template=_template(template),
+        prompt_column=prompt_column,
+        trace=trace,
+        format=file_format,
+        limit=limit,
+        new=new,
+        retry_errors=retry_errors,
+        deadline_s=None if deadline is None else seconds_of(deadline, "--deadline"),
+        max_quality_loss=max_quality_loss,
     )
-    options = replace(options, template=_template(template), prompt_column=prompt_column, trace=trace)
-    options = replace(options, format=file_format, limit=limit, new=new, retry_errors=retry_errors)
-    deadline_s = None if deadline is None else seconds_of(deadline, "--deadline")
-    options = replace(options, deadline_s=deadline_s, max_quality_loss=max_quality_loss)
     _run(options, dry_run, as_json)
 
 

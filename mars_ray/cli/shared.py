@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mars_ray.engine.options import EngineName, Quantize
@@ -145,11 +146,16 @@ def vllm_options(tensor_parallel_size: int | None, vllm_arg: list[str] | None) -
     return {name: value for name, value in options.items() if value}
 
 
+def wide_console() -> Console:
+    """Return a console for tables, which is 200 columns wide if standard output is no terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
 def show_results(title: str, results: dict[str, Any], as_json: bool) -> None:
     """Print results as a table, followed by one line of JSON if `as_json` is set."""
     table = Table(title=title, show_header=False)
     for name, value in results.items():
-        table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))
+        table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else escape(str(value)))
     Console().print(table)
     if as_json:
         print(json.dumps(results))

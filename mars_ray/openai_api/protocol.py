@@ -5,8 +5,8 @@ Out:   a checked request, in which every field either takes effect or cannot cha
 Never: ignores a field that would change the answer; the error that refuses such a field names it.
 
 Names and meanings are those of the OpenAI API reference, spelt as in the types of the `openai` package. `top_k`,
-`min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids` and `thinking_token_budget` are vLLM's
-extensions. Those of `LookaheadFields` are ours.
+`min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`, `prompt_logprobs` and
+`thinking_token_budget` are vLLM's extensions. Those of `LookaheadFields` are ours.
 """
 
 from collections.abc import Mapping, Set
@@ -16,7 +16,6 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from mars_ray.chat.messages import Messages
 from mars_ray.chat.request_body import Items, ModelName, RequestBody, tagged_by
-from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import NUMBERS
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.request_limits import LOGIT_BIAS_MAX, PROMPTS_MAX
@@ -209,11 +208,6 @@ class GenerateRequest(LookaheadFields):
     def shows_logprobs(self) -> bool:
         """Whether the response has the log-probabilities of the answer."""
         return False
-
-    @property
-    def decode_mode(self) -> Mode | None:
-        """The requested decoding mode; None if the request names none."""
-        return None if self.mode is None else Mode(self.mode)
 
 
 class ChatCompletionRequest(ToolFields, GenerateRequest):

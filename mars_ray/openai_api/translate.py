@@ -141,7 +141,7 @@ def engine_requests(
             session=_session(body, prompt, tenant),
             sampling=_sampling(body, len(prompt), model, limits, default_sampling, plan or AnswerPlan()),
             decode=DecodeParams(
-                mode=body.decode_mode or default_mode,
+                mode=Mode(body.mode) if body.mode else default_mode,
                 threshold=body.threshold,
                 floor=body.threshold_floor,
                 block=body.block,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,7 +122,7 @@ class AuditLog:
             return AuditPage((), has_more=False)
         with store_errors(self._folder, RunError, "Cannot read", "Try again later."):
             newest = list(islice(_newest_first(self._folder, after), limit + 1))
-        return AuditPage(tuple(AuditEvent(**json.loads(line)) for line in newest[:limit]), has_more=len(newest) > limit)
+        return AuditPage(tuple(newest[:limit]), has_more=len(newest) > limit)
 
     def _next_id(self) -> str:
         self._last_ms = max(round(self._clock() * 1000), self._last_ms)  # ids rise although the clock may jump back
@@ -186,16 +187,16 @@ def _segments(folder: AnyPath) -> list[str]:
     return sorted(filter(SEGMENT.fullmatch, names))
 
 
-def _newest_first(folder: AnyPath, after: str | None) -> Iterator[str]:
-    """Yield the lines of all segments by falling id, and read no more segments than needed."""
-    waiting: list[tuple[str, str]] = []
+def _newest_first(folder: AnyPath, after: str | None) -> Iterator[AuditEvent]:
+    """Yield the events of all segments by falling id, and read no more segments than needed."""
+    waiting: list[AuditEvent] = []
     names = _segments(folder)
     while names or waiting:
         # Upper bound of ids in unread segments: a segment holds events for up to a day after its start.
         bound = f"{int(names[-1][:13]) + SEGMENT_MS:013}~" if names else ""
-        waiting.sort()
-        while waiting and waiting[-1][0] > bound:
-            yield waiting.pop()[1]
+        waiting.sort(key=attrgetter("id"))
+        while waiting and waiting[-1].id > bound:
+            yield waiting.pop()
         if not names:
             continue
         name = names.pop()
@@ -205,15 +206,15 @@ def _newest_first(folder: AnyPath, after: str | None) -> Iterator[str]:
             content = (folder / name).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             continue  # removed meanwhile
-        pairs = [(id, line) for line in content.splitlines() if (id := _id_of(line)) is not None]
-        waiting += [(id, line) for id, line in pairs if after is None or id < after]
+        events = filter(None, map(_event, content.splitlines()))
+        waiting += [event for event in events if after is None or event.id < after]
 
 
-def _id_of(line: str) -> str | None:
-    """Return the id of an event, or None for a damaged line."""
+def _event(line: str) -> AuditEvent | None:
+    """Return the event of a line, or None for a damaged line."""
     try:
         event = AuditEvent(**json.loads(line))
     except (ValueError, TypeError):
         log.error("the audit log has a line that is no event: %.80s", line)
         return None
-    return event.id if isinstance(event.id, str) else None
+    return event if isinstance(event.id, str) else None

@@ -13,7 +13,7 @@ from mars_ray.control.core.batch_job import Yielding
 from mars_ray.control.core.ray_controller import BATCH, RayController, online_statuses, remove_controllers
 from mars_ray.control.core.status import ClusterStatus
 from mars_ray.engine.service_class import ServiceClass
-from mars_ray.errors import ConfigError, UnavailableError
+from mars_ray.errors import ConfigError, RunError, UnavailableError
 from tests.control.control_samples import class_state, plan_of, report
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -86,6 +86,15 @@ def test_operators_reach_a_controller_by_its_name(
             set_threshold(1.7, controller="shop")
         with pytest.raises(ConfigError, match=r"controller is 'shops'; the cluster has .*shop"):
             status(controller="shops")
+
+
+def test_of_two_controllers_with_a_name_the_refusal_of_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During an update replicas with other settings have a controller of their own."""
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    stricter = plan_of(ServiceClass(floor=0.8))
+    told = pytest.raises(RunError, match="1 of 2 controllers called 'shop' refused, the others obey: threshold is 0.6")
+    with controller("shop", plan_of()), controller("shop", stricter), told:
+        set_threshold(0.6, controller="shop")
 
 
 def test_a_controller_by_its_name_is_not_that_of_a_further_model(

@@ -379,3 +379,10 @@ def test_the_command_refuses_in_one_line(
     code, _, said = mars_ray("usage", *storage, *arguments)
     assert code in (1, 2)
     assert any(each in said for each in reason.split("|"))
+
+
+@pytest.mark.parametrize("command", ["usage", "audit"])
+def test_a_storage_that_is_not_there_is_not_shown_as_an_empty_one(mars_ray: Cli, tmp_path: Path, command: str) -> None:
+    code, shown, said = mars_ray(command, "--storage", str(tmp_path / "strorage"))
+    assert (code, shown) == (2, "")
+    assert "strorage', which is no folder" in said

@@ -36,6 +36,8 @@ def test_adapters_on_the_command_line_have_a_name_or_are_for_all_requests(tmp_pa
         return found
 
     assert args(str(tmp_path))["adapter"] == str(tmp_path)
+    (run := tmp_path / "lr=1e-4").mkdir()
+    assert args(str(run))["adapter"] == str(run)
     several = args(f"a={tmp_path}", "b=org/name", "org/plain")
     assert (several["adapter"], several["adapters"]) == ("org/plain", {"a": str(tmp_path), "b": "org/name"})
 

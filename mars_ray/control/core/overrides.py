@@ -24,6 +24,8 @@ class Override:
     """Unix time at which the override ends; None means that it lasts until it is cleared."""
 
 
+SECONDS_MAX = 366 * 86_400
+
 _BY_CLASS = TypeAdapter(dict[str, Override])
 """Overrides by class, whose JSON is stored."""
 
@@ -77,8 +79,8 @@ class Overrides:
             floor = self._plan.floor(class_name)
             if not floor <= threshold <= ceiling:
                 raise ConfigError(f"threshold is {threshold}; class {class_name} allows {floor:g} to {ceiling:g}.")
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise ConfigError(f"the override lasts {seconds} s; give a finite number above 0.")
+        if seconds is not None and not 0 < seconds <= SECONDS_MAX:
+            raise ConfigError(f"the override lasts {seconds:g} s, must be above 0 and at most {SECONDS_MAX:,}, a year.")
         override = Override(threshold, None if seconds is None else self._unix_s() + seconds)
         self._replace(self._by_class | dict.fromkeys(class_names, override))
 

@@ -1,16 +1,16 @@
 """The commands `mars-ray models ...`, which change the models and adapters of a running endpoint."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.control import URL, WIDTH, ApiKey, Url, send_request
-from mars_ray.cli.shared import print_line
+from mars_ray.cli.control import URL, ApiKey, Url, send_request
+from mars_ray.cli.shared import print_line, wide_console
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.serve.deploy.deploy_file import read_settings
 
@@ -40,8 +40,9 @@ def list_models(url: Url = URL, api_key: ApiKey = None) -> None:
         accounts = "; ".join(f"{name}: {', '.join(allowed)}" for name, allowed in model["access"].items())
         names = ", ".join([model["name"], *model["served_names"]])
         version = f"{model['version'] or 'deployed'}{new}"
-        table.add_row(names, model["state"], version, ", ".join(model["adapters"]), accounts or "all", model["reason"])
-    (Console() if sys.stdout.isatty() else Console(width=WIDTH)).print(table)
+        cells = (names, model["state"], version, ", ".join(model["adapters"]), accounts or "all", model["reason"])
+        table.add_row(*map(escape, cells))
+    wide_console().print(table)
 
 
 @models_app.command()
@@ -94,24 +95,33 @@ def add_adapter(
 @models_app.command()
 def remove(name: Name, url: Url = URL, api_key: ApiKey = None) -> None:
     """Remove a model or an adapter. Requests that run may finish."""
-    send_request("DELETE", url, api_key, f"{PATH}/{name}", timeout_s=CHANGE_SECONDS)
+    send_request("DELETE", url, api_key, f"{PATH}/{quote(name)}", timeout_s=CHANGE_SECONDS)
     print_line(f"removed {name!r}.")
 
 
 def _report(name: str, answer: Any, url: str, api_key: str | None, *, wait: bool) -> None:
     """Wait until a model has the version that was just added, and say so. Raises `RunError` if the version fails."""
-    [model] = [entry for entry in answer["data"] if entry["name"] == name]
+    model = _entry(name, answer)
     added = model["new_version"] or model["version"]
     print_line(f"added version {added} of {name!r}.")
     while wait and (model["state"] == "loading" or model["new_version"] == added):
         time.sleep(POLL_SECONDS)
-        [model] = [entry for entry in send_request("GET", url, api_key, PATH)["data"] if entry["name"] == name]
+        model = _entry(name, send_request("GET", url, api_key, PATH))
     if model["state"] == "failed":
         raise RunError(f"{name!r} cannot be served: {model['reason']}. Remove it, or add a version that can.")
     if wait and added != model["version"]:
-        raise RunError(f"{model['reason']}. Version {model['version']} of {name!r} answers as before.")
+        reason = model["reason"] or f"another version took the place of version {added}"
+        raise RunError(f"{reason}. Version {model['version']} of {name!r} answers.")
     if wait:
         print_line(f"{name!r} is ready.")
+
+
+def _entry(name: str, listed: Any) -> Any:
+    """Return the entry of a model in the list of all. Raises `RunError` if it is gone."""
+    entry = next((entry for entry in listed["data"] if entry["name"] == name), None)
+    if entry is None:
+        raise RunError(f"{name!r} has been removed meanwhile.")
+    return entry
 
 
 def _absolute(name: str) -> str:

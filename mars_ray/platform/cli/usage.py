@@ -5,13 +5,15 @@ import sys
 import time
 from dataclasses import asdict
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from mars_ray.cli.control import URL, WIDTH, ApiKey, Url, send_request
+from mars_ray.cli.control import URL, ApiKey, Url, send_request
+from mars_ray.cli.shared import wide_console
 from mars_ray.errors import ConfigError
 from mars_ray.platform.accounts.account_store import open_audit_log
 from mars_ray.storage.audit_log import PAGE_MAX
@@ -49,6 +51,7 @@ def usage(
         raise ConfigError("give --out or --json, not both.")
     query = parse_query(_day(start, "--start"), _day(end, "--end"), by, datetime.now(UTC).date())
     if storage is not None:
+        _check_folder(storage)
         sums = UsageLedger(usage_folder(storage)).rows(query.start, query.end, account)
         rows = report_rows(sums, query.by)
     else:
@@ -62,8 +65,7 @@ def usage(
         for row in rows:
             print(json.dumps(row))
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-        console.print(_table(rows, query.by, f"usage from {query.start} to {query.end}"))
+        wide_console().print(_table(rows, query.by, f"usage from {query.start} to {query.end}"))
 
 
 def audit(
@@ -79,12 +81,20 @@ def audit(
     """Show changes of keys, accounts, models and thresholds, the newest first."""
     events: list[dict[str, Any]]
     if storage is not None:
+        _check_folder(storage)
         events = [asdict(event) for event in open_audit_log(storage).read(after, limit).events]
     else:
         params = {"limit": limit} | ({"after": after} if after else {})
         events = send_request("GET", url, api_key, "/admin/audit", params=params)["data"]
     for event in events:
         print(json.dumps(event) if as_json else _line(event))
+
+
+def _check_folder(storage: str) -> None:
+    """Raise `ConfigError` if `storage` is a folder on the disk that does not exist, because it would look empty."""
+    path = locate(storage)
+    if isinstance(path, Path) and not path.is_dir():
+        raise ConfigError(f"--storage is {storage!r}, which is no folder. Name the `storage` of the serve config.")
 
 
 def _day(text: str | None, option: str) -> date | None:
@@ -104,7 +114,7 @@ def _table(rows: list[dict[str, Any]], by: tuple[str, ...], title: str) -> Table
         thresholds = ", ".join(f"{name}: {tokens}" for name, tokens in row["accepted_by_threshold"].items())
         counts = [row[name] for name in ("requests", "prompt_tokens", "cached_tokens", "answered_tokens")]
         shown = [f"{count:,}" for count in (*counts, row["accepted_tokens"])]
-        table.add_row(*(str(row[name]) for name in by), *shown, thresholds, f"{row['price']:,.6g}")
+        table.add_row(*(escape(str(row[name])) for name in by), *shown, thresholds, f"{row['price']:,.6g}")
     return table
 
 

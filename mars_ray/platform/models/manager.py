@@ -4,7 +4,7 @@ In:    changes of operators; the directories that gateways have; the states of t
 Out:   applications to deploy and to delete; the directory that gateways follow.
 Never: deletes engines that a gateway may still call, or forgets a change once it has returned.
 
-A gateway follows the directory once a second. Engines that are no longer in it are deleted once every gateway has
+A gateway follows the directory twice a second. Engines that are no longer in it are deleted once every gateway has
 taken a directory without them.
 """
 

@@ -117,10 +117,10 @@ class RayResponseStore(ActorClient):
         super().__init__(ResponseStoreActor, f"responses:{app}")
 
 
-def clean_up(name: str, delete: Callable[[str], None]) -> None:
-    """Delete the engines of further models, the stored responses and the meter of the application `name`."""
-    further = application_prefix(name)
+def clean_up(controller: str, delete: Callable[[str], None]) -> None:
+    """Delete the engines of further models, the stored responses and the meter of an endpoint, by its controller."""
+    further = application_prefix(controller)
     for other in [other for other in serve.status().applications if other.startswith(further)]:
         delete(other)
-    for actor in (f"responses:{name}", f"meter:{name}", *named_actors(f"meter:{name}:")):
+    for actor in (f"responses:{controller}", f"meter:{controller}", *named_actors(f"meter:{controller}:")):
         remove_actor(actor)

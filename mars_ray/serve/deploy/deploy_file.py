@@ -18,7 +18,7 @@ import yaml
 
 from mars_ray.errors import ConfigError
 from mars_ray.model.folder import check_folder
-from mars_ray.model.resolve import resolve_model
+from mars_ray.model.resolve import exists, resolve_model
 from mars_ray.model.threads import threads_alone
 from mars_ray.serve.deploy.model_settings import engine_fields
 from mars_ray.serve.deploy.serve_config import ServeConfig, check_exposure, parse_config
@@ -130,7 +130,8 @@ def _adapters(options: Sequence[str]) -> dict[str, Any]:
     """Return the settings `adapter` and `adapters` for the options `--adapter DIR` and `--adapter NAME=DIR`."""
     settings: dict[str, Any] = {"adapter": None, "adapters": {}}
     for option in options:
-        name, equals, folder = option.partition("=")
+        # A path may contain "=".
+        name, equals, folder = ("", "", option) if exists(Path(option).expanduser()) else option.partition("=")
         if equals:
             previous = settings["adapters"].get(name)
             settings["adapters"][name] = folder

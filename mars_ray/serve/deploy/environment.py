@@ -7,6 +7,7 @@ Never: opens a port to other machines, except at that address.
 
 import os
 import random
+import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,7 @@ SETTINGS = {
 }
 
 PROXY = """#!/bin/sh
-exec '{python}' -P -m mars_ray.serve.deploy.haproxy "$@"
+exec {python} -P -m mars_ray.serve.deploy.haproxy "$@"
 """
 
 
@@ -47,7 +48,7 @@ def set_environment(folder: Path, http_options: Mapping[str, Any]) -> None:
     """
     stats, metrics = islice(free_ports(), 2)
     proxy = folder / "haproxy"
-    proxy.write_text(PROXY.format(python=sys.executable))
+    proxy.write_text(PROXY.format(python=shlex.quote(sys.executable)))
     proxy.chmod(0o700)
     settings = (
         SETTINGS

@@ -123,7 +123,10 @@ class TokenizerProcess:
 
     async def _answer(self, key: str, task: dict[str, Any]) -> dict[str, Any]:
         async with self._turns.turn(key):
-            worker = await self._started()
+            try:
+                worker = await self._started()
+            except ModelError as error:
+                raise UnavailableError("the tokenizer cannot be started again now. Try again later.") from error
             try:
                 async with asyncio.timeout(WALL_SECONDS):
                     worker.send(task)
@@ -135,7 +138,7 @@ class TokenizerProcess:
             except (ConnectionError, ValueError):
                 await self.close()
                 if worker.process.returncode == -signal.SIGPROF:
-                    reason = f"the prompt took more than {CPU_SECONDS:g} s of processor time; shorten it."
+                    reason = f"the prompts took more than {CPU_SECONDS:g} s of processor time; send less text."
                 else:
                     reason = "the tokenizer process died on this prompt; shorten it."
                 raise RequestError(reason) from None

@@ -4,7 +4,7 @@ In:    {"texts": [...]}, {"messages": [...], "tools": [...]} or {"tokens": [...]
 Out:   {"prompts": [[id, ...], ...]}, for messages with "in_reasoning", {"text": ...} or {"error": ...}; as the first
        line, {"template": ..., "markers": {text: [id, special], ...}, "infill": [text, text, text] or null}.
 Never: runs a template outside jinja's sandbox, loads torch, grows by more than `MEMORY_BYTES`, or spends more than
-       `CPU_SECONDS` on a prompt.
+       `CPU_SECONDS` on a line.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 CPU_SECONDS = 2.0
-"""Maximum processor time to render and tokenise one prompt. Even a thousand messages take only milliseconds."""
+"""Maximum processor time to render and tokenise the prompts of a line. Even a thousand messages take milliseconds."""
 MEMORY_BYTES = 1 << 30
 """Memory that the process may use in addition to that of the loaded tokenizer. It is limited because a template can
 build very long texts."""

@@ -89,7 +89,7 @@ class Exchange:
     service_class: str = STANDARD
     """Class of service of the key or token."""
     status: int | None = None
-    """HTTP status; None if no answer was sent because the client had disconnected."""
+    """HTTP status; None if the client left before its body had arrived, 499 if it left before the answer."""
     code: str | None = None
     """OpenAI's error code, if the request was refused."""
     headers_s: float | None = None

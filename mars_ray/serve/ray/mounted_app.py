@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -40,7 +38,7 @@ class MountedApp:
             self._starting = asyncio.create_task(self._started())
         try:
             app = await asyncio.shield(self._starting)
-        except (MarsRayError, RayError, RayServeException) as error:
+        except Exception as error:  # also of `get_handle`; the next request tries again
             log.exception("the gateway to the model could not be started")
             self._starting = None
             refusal = api_error(error if isinstance(error, MarsRayError) else UnavailableError(NOT_THERE))

@@ -113,7 +113,7 @@ def run(
             if _deployed_s(name) == deployed_s:
                 _say("stopping: running requests may finish; repeat the signal to stop at once", started_s)
                 _delete(name)
-                clean_up(name, _delete)
+                clean_up(config.controller or name, _delete)
                 remove_controllers(name)
             else:
                 _say("the endpoint has been redeployed or deleted meanwhile: leaving it as it is", started_s)

@@ -41,7 +41,7 @@ class EngineClient(Protocol):
         """Return the reason why a request sent now would not be served; None if it would."""
 
     async def metrics(self) -> list[str]:
-        """Return the metrics of each engine as Prometheus text."""
+        """Return the metrics of each engine as OpenMetrics text."""
 
 
 class LocalEngineClient:
