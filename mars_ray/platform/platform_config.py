@@ -15,12 +15,11 @@ from mars_ray.platform.accounts.account_store import audit_folder, open_account_
 from mars_ray.platform.batches.protocol import StorageLimits
 from mars_ray.platform.usage.usage_rows import TokenPrices
 from mars_ray.serve.deploy.model_settings import ModelSettings, absolute_model
-from mars_ray.serve.deploy.serve_config import ServeConfig
+from mars_ray.serve.deploy.serve_config import LOOPBACK, ServeConfig
 from mars_ray.storage.location import FILE_URL, is_url
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """Signature algorithms. All are asymmetric, because a symmetric key that checks tokens can also make them."""
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ClaimName = str
 """Name of a claim. Dots lead into objects, as in `realm_access.roles`."""
 Access = dict[str, tuple[str, ...]]
@@ -75,7 +74,7 @@ def is_safe(url: str) -> bool:
         host = parts.hostname
     except ValueError:
         return False
-    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK))
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK))
 
 
 class AddedModel(ModelSettings):
@@ -181,7 +180,7 @@ class PlatformConfig(ServeConfig):
     @property
     def meters_usage(self) -> bool:
         """Whether the endpoint counts usage: if it knows its callers, or has a place to keep the counts."""
-        return self.keys is not None or self.oidc is not None or self.storage is not None
+        return self.knows_callers or self.storage is not None
 
     @property
     def knows_callers(self) -> bool:

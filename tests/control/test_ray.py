@@ -92,7 +92,9 @@ def test_of_two_controllers_with_a_name_the_refusal_of_one_is_told(monkeypatch: 
     """During an update replicas with other settings have a controller of their own."""
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     stricter = plan_of(ServiceClass(floor=0.8))
-    told = pytest.raises(RunError, match="1 of 2 controllers called 'shop' refused, the others obey: threshold is 0.6")
+    told = pytest.raises(
+        RunError, match=r"1 of 2 controllers called 'shop' refused, the others obey: threshold is 0\.6"
+    )
     with controller("shop", plan_of()), controller("shop", stricter), told:
         set_threshold(0.6, controller="shop")
 

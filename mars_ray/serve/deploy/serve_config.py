@@ -165,9 +165,10 @@ def parse_config(settings: type[T], fields: dict[str, Any], source: str = "args"
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(filter(None, (path, *map(str, first["loc"]))))
-        raise ConfigError(
-            f"{source}: {name}: {first['msg'].removeprefix('Value error, ')}; it is {first['input']!r}."
-        ) from None
+        reason = first["msg"].removeprefix("Value error, ").removesuffix(".")
+        if first["loc"]:  # otherwise the reason is about several fields, and names them
+            reason += f"; it is {first['input']!r}"
+        raise ConfigError(": ".join(filter(None, (source, name, reason))) + ".") from None
 
 
 def check_exposure(host: str, config: ServeConfig) -> None:
