@@ -8,6 +8,7 @@ from mars_ray.errors import DataError
 from mars_ray.storage.location import AnyPath, store_errors
 
 DIGEST_BYTES = 8
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +45,8 @@ def _stamp(source: AnyPath) -> str:
 
 
 def _digest(source: AnyPath) -> str:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     with source.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).hexdigest()
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -107,8 +107,8 @@ def test_steps_go_on_while_a_grammar_is_compiled(prompts: list[tuple[int, ...]])
     async def test() -> None:
         engine, _ = await AsyncEngine.start(spec())
         try:
-            assert engine._grammars is not None
-            await engine._grammars._checker.cost(slow)  # what follows is the engine's own work alone
+            assert engine._checker is not None
+            await engine._checker.cost(slow)  # what follows is the engine's own work alone
             other = asyncio.create_task(read(engine, request("slow", prompts[1], grammar=slow, max_tokens=4)))
             chunks = 0
             async for _ in engine.generate(request("stream", prompts[0], max_tokens=1500, ignore_eos=True)):
