@@ -81,7 +81,7 @@ async def main() -> None:
     serving.start()
     threading.setprofile(None)
     front = AsyncEngine()
-    front.connect(*await asyncio.open_connection(sock=ours))
+    front.attach(*await asyncio.open_connection(sock=ours))
     facts = EngineFacts(
         max_model_len=engine.limits.max_model_len,
         vocab_size=engine.limits.vocab_size,

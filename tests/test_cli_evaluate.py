@@ -50,10 +50,10 @@ def test_what_cannot_be_evaluated_is_one_line(
     refused(evaluate, tmp_path / "out", message, **changes)
 
 
-def test_a_file_with_a_missing_reference_is_named_with_the_line(evaluate: Cli, tmp_path: Path) -> None:
+def test_a_file_with_a_missing_reference_is_named_with_its_number(evaluate: Cli, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "p", "reference": "r"}\n{"prompt": "q"}\n')
-    refused(evaluate, tmp_path / "out", "mine.jsonl, line 2: it has no 'reference'", tasks=path)
+    refused(evaluate, tmp_path / "out", "mine.jsonl, record 2: it has no 'reference'", tasks=path)
 
 
 def test_an_unknown_way_to_compare_is_named(evaluate: Cli, tmp_path: Path) -> None:

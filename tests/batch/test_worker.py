@@ -126,7 +126,7 @@ def test_a_row_that_kills_the_engine_is_given_up_and_its_neighbours_are_not(mode
     assert all(each.tokens == (8,) for number, each in enumerate(found) if number != 7)
 
 
-@pytest.mark.parametrize("poisoned", [(7,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("poisoned", [pytest.param((7,), marks=pytest.mark.slow), (0, 1, 2, 3)])
 def test_rows_of_an_engine_that_stalls_are_answered_once_by_the_next_one(
     model_folder: Path, poisoned: tuple[int, ...]
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_run_without_data_is_reported_by_what_it_needs(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cpu_keeps_its_best_adapter(tmp_path: Path, data_file: Path) -> None:
     file = tmp_path / "gpu.jsonl"
     words = ["--small", "--part", "train", "--data", str(data_file), "--seconds", "2", "--json", str(file)]

@@ -104,10 +104,10 @@ def test_a_controller_by_its_name_is_not_that_of_a_further_model(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     with controller("shop", plan_of()), controller("shop:small", plan_of()):
-        set_threshold(0.9, controller="shop:small")
+        set_threshold(0.61, controller="shop:small")
         for name, says in (("shop", False), ("shop:small", True)):
             status(controller=name)
-            assert ("0.9" in capsys.readouterr().out) == says
+            assert ("0.61" in capsys.readouterr().out) == says
 
 
 def test_a_controller_by_its_name_needs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_closing_while_the_engine_is_asked_for_its_state_leaves_no_task_behind()
         ours, theirs = socket.socketpair()
         with theirs:  # an engine that never answers
             front = AsyncEngine()
-            connection = front.connect(*await asyncio.open_connection(sock=ours))
+            connection = front.attach(*await asyncio.open_connection(sock=ours))
             front._watching = asyncio.create_task(front.progress.until_stalled(connection.state))  # type: ignore[arg-type]
             while not connection._states:
                 await asyncio.sleep(0)

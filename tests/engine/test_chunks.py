@@ -228,6 +228,7 @@ def test_n_sequences_draw_as_requests_with_consecutive_seeds_do(
     assert len({tuple(each.tokens) for each in together.values()}) > 1
 
 
+@pytest.mark.slow
 def test_sampling_in_exact_mode_draws_from_the_distribution_of_autoregressive_sampling(
     make_engine: MakeEngine, prompts: list[tuple[int, ...]]
 ) -> None:

@@ -38,7 +38,7 @@ def test_no_prompt_is_asked_twice_though_a_family_has_few() -> None:
 
 
 def test_a_family_that_has_not_so_many_examples_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_ray.evaluation.tasks.examples", lambda *_: islice(examples(*_), 5))
+    monkeypatch.setattr("mars_ray.data.tasks.split.examples", lambda *_: islice(examples(*_), 5))
     with pytest.raises(ConfigError, match="rephrase has 5 held-out examples, too few for 2 samples of 6"):
         opened("rephrase", examples=6, seeds=2)
 

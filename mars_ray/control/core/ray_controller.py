@@ -91,7 +91,7 @@ def find_controllers(app: str) -> list[FoundController]:
     Raises `ConfigError` if there is none.
     """
     apps = {name: _app_of(name) for name in named_actors(_KIND)}
-    controllers = [FoundController(name) for name, found in apps.items() if found == app]
+    controllers = [FoundController(name) for name, owner in apps.items() if owner == app]
     if not controllers:
         names = ", ".join(sorted(set(apps.values())))
         raise ConfigError(

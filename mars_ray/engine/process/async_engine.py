@@ -118,7 +118,7 @@ class AsyncEngine:
             await engine.close()
             raise
 
-    def connect(
+    def attach(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, checker: GrammarChecker | None = None
     ) -> EngineConnection:
         """Use the engine that `serve_engine` runs at the other end. Without `checker` it takes no grammars."""
@@ -234,7 +234,7 @@ class AsyncEngine:
             raise
         if event.tokenizer is not None and self._checker is None:
             self._checker = GrammarChecker(event.tokenizer)
-        adapters = self.connect(reader, writer, self._checker).adapters
+        adapters = self.attach(reader, writer, self._checker).adapters
         self.progress = new_progress()
         self._watching = asyncio.create_task(self._end_if_stalled())
         await adapters.set(self.adapters)
