@@ -5,8 +5,7 @@
 # (debian:bookworm-slim@sha256:..., see `docker buildx imagetools inspect debian:bookworm-slim`).
 FROM debian:bookworm-slim
 
-# The package is built with the engine's kernels for every processor of the image's architecture. Steps that run through
-# torch are compiled at the first start.
+# The package is built with the engine's kernels for every processor of the image's architecture.
 # tini is the first process, and reaps orphaned processes.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv tini \

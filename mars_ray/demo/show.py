@@ -16,10 +16,8 @@ TINTS = ("black on #a6d8ff", "black on #ffd59e", "black on #b9e8b0", "black on #
 TITLES = {"ar": "ar: one token at a time", "exact": "exact: the same tokens, sooner"}
 FRAME = 4
 """Characters of a column's width that the frame and its padding take up."""
-EXPLANATION = (
-    "Each setting decoded alone on the machine, in turns, and read the prompt itself. The columns run at the measured "
-    "speed. A change of colour marks the next forward."
-)
+FAIR = "Each setting decoded alone on the machine, in turns, and read the prompt itself."
+EXPLANATION = f"{FAIR} A change of colour marks the next forward."
 PICTURES_PER_S = 20
 SHOWN_S = 6.0
 """Minimum seconds for which a race is shown, so that viewers can follow it; a shorter race is slowed down."""
@@ -42,7 +40,7 @@ def show_races(
         else:
             for line in plain_lines(race):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(EXPLANATION, style="dim", soft_wrap=True)
+    console.print(EXPLANATION if console.is_terminal else FAIR, style="dim", soft_wrap=True)
     return shown
 
 

@@ -201,7 +201,7 @@ def run_units(units: list[Unit]) -> None:
             progress.update(len(units) - len(pending) - len(running), {})
             while unit := next_unit(pending, list(running.values()), cores):
                 pending.remove(unit)
-                running[_run.options(num_cpus=cores if unit.alone else 1).remote(unit)] = unit
+                running[_run.remote(unit)] = unit
             [ready], _ = ray.wait(list(running), num_returns=1)
             unit = running.pop(ready)
             try:
@@ -223,7 +223,7 @@ def next_unit(pending: list[Unit], running: list[Unit], cores: int) -> Unit | No
     return None
 
 
-@ray.remote(max_retries=0)  # type: ignore[untyped-decorator]  # Ray is untyped to us
+@ray.remote(max_retries=0, num_cpus=1)  # type: ignore[untyped-decorator]  # Ray is untyped to us
 def _run(unit: Unit) -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)

@@ -31,8 +31,9 @@ HEAD = """\
 # The paper's claims and every baseline at one budget
 
 `{command}`: {seeds} seeds. The number after ± is the standard deviation over training seeds (data order, phases); all
-seeds share the initial weights and the questions. "Tokens per forward" is all tokens divided by all forwards. Measured
-on {cpu}, {cores} cores, torch {torch}; written at commit {commit}, with measurements kept from earlier commits.
+seeds share the questions and, except for the drafts, the initial weights. "Tokens per forward" is all tokens divided by
+all forwards. Measured on {cpu}, {cores} cores, torch {torch}; written at commit {commit}, with measurements kept from
+earlier commits.
 """
 MODELS = """\
 ## Trained models

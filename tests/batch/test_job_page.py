@@ -128,6 +128,15 @@ def test_bursts_of_short_jobs_are_spread_and_no_token_is_lost() -> None:
     assert round(sum((end - begin) * value for begin, end, value in speed.bars)) in (90, 5400)  # in minutes, or seconds
 
 
+def test_the_threshold_of_joined_spans_is_the_mean_over_their_tokens() -> None:
+    pace = tuple(
+        PacePoint(second=float(n), rows=1, errors=0, tokens=tokens, forwards=1, threshold=threshold)
+        for n, (tokens, threshold) in enumerate([(30, 0.5), (10, 0.9), (0, 1.0), (0, 1.0)] * 60, start=1)
+    )
+    [_, thresholds] = _over_time(pace)
+    assert {round(value, 6) for *_, value in thresholds.bars} == {0.6}
+
+
 def test_settings_and_samples_are_folded() -> None:
     tags = Seen(job_page(FULL)).tags
     assert tags.count("details") >= 2 + len(FULL.samples)

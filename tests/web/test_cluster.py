@@ -46,10 +46,10 @@ def watched(page: Page, endpoint: Served, key: str) -> Page:
 
 def beaten(page: Page, endpoint: Served) -> None:
     """Let enough time pass for a frame."""
-    before = page.locator("#says").inner_text()
+    before = page.locator("#updated").inner_text()
     for _ in range(5):
         endpoint.beat()
-    expect(page.locator("#says")).not_to_have_text(before)
+    expect(page.locator("#updated")).not_to_have_text(before)
 
 
 def test_a_key_that_may_only_use_is_told_so(page: Page, locked: Served, keys: dict[str, str]) -> None:

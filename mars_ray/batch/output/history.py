@@ -98,7 +98,8 @@ class History:
         """Return the metrics over time, in time spans of equal length."""
         span = -(-max(1, self._last_second) // POINTS)
         points = self._db.execute(
-            f"SELECT (second - 1) / {span}, sum(rows), sum(errors), sum(tokens), sum(forwards), avg(threshold)"
+            f"SELECT (second - 1) / {span}, sum(rows), sum(errors), sum(tokens), sum(forwards),"
+            " sum(threshold * tokens) / nullif(sum(tokens), 0)"
             " FROM pace GROUP BY 1 ORDER BY 1"
         )
         return tuple(

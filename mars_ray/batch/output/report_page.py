@@ -6,6 +6,7 @@ those in the file.
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from mars_ray.batch.output.report import JobReport, PacePoint
 from mars_ray.web.report import Axis, Chart, render
@@ -43,12 +44,12 @@ def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
     joined = list(_joined(pace))
     if not joined:
         return []
-    end_s = joined[-1][1].second
+    end_s = joined[-1].high
     unit, size = next((item for item in UNITS_S.items() if end_s >= 2 * item[1]), ("s", 1))
     time_axis = Axis(ends=(0, end_s / size), unit=f" {unit}")
-    speeds = [(low / size, point.second / size, tokens / (point.second - low)) for low, point, tokens in joined]
-    thresholds = [(low / size, point.second / size, point.threshold) for low, point, _ in joined]
-    values = [value for *_, value in thresholds]
+    speeds = [(span.low / size, span.high / size, span.tokens / (span.high - span.low)) for span in joined]
+    thresholds = [(span.low / size, span.high / size, span.threshold) for span in joined if span.tokens]
+    values = [value for *_, value in thresholds] or [1.0]
     threshold_axis = Axis(ends=(max(0, min(values) - AIR), max(values) + AIR))
     return [
         Chart(title="Tokens per second", bars=speeds, x=time_axis),
@@ -56,21 +57,36 @@ def _over_time(pace: Sequence[PacePoint]) -> list[Chart]:
     ]
 
 
-def _joined(pace: Sequence[PacePoint]) -> Iterator[tuple[float, PacePoint, int]]:
-    """Join time spans that are too short to draw. Yield the start, the last point and the tokens of each joined
-    span."""
+class _Span(NamedTuple):
+    """A time span in seconds."""
+
+    low: float
+    high: float
+    tokens: int
+    threshold: float
+    """Mean over the tokens."""
+
+
+def _joined(pace: Sequence[PacePoint]) -> Iterator[_Span]:
+    """Join time spans that are too short to draw."""
     seconds = pace[-1].second if pace else 0.0
     shortest_s = max(seconds / POINTS, min(SPAN_S, seconds / SPANS))
     low = 0.0
-    tokens = 0
+    points: list[PacePoint] = []
     for point in pace:
-        tokens += point.tokens
+        points.append(point)
         if point.second > low and point.second - low >= shortest_s:
-            yield low, point, tokens
+            yield _span(low, points)
             low = point.second
-            tokens = 0
-    if tokens:
-        yield low, pace[-1], tokens
+            points = []
+    if sum(point.tokens for point in points):
+        yield _span(low, points)
+
+
+def _span(low: float, points: Sequence[PacePoint]) -> _Span:
+    tokens = sum(point.tokens for point in points)
+    weighted = sum(point.threshold * point.tokens for point in points)
+    return _Span(low, points[-1].second, tokens, weighted / tokens if tokens else 1.0)
 
 
 def _histograms(report: JobReport) -> list[Chart]:

@@ -26,6 +26,7 @@ export class Answer {
     this.element.append(this.title, list, this.body, this.detail);
     this.tokens = [];
     this.byIndex = new Map();
+    this.held = [];
     this.begin();
     this.firstAt = null;
     this.chosen = -1;
@@ -49,9 +50,11 @@ export class Answer {
     if (chunk.usage) this.usage = chunk.usage;
     const choice = chunk.choices[0];
     if (!choice) return this.count();
-    const entries = choice.logprobs?.content ?? [];
+    // Tokens without text are parts of a character, or their text is held back. They belong to the text that comes next.
+    const entries = [...this.held, ...(choice.logprobs?.content ?? [])];
     const { content, reasoning_content: reasoning } = choice.delta;
     const text = content || reasoning || "";
+    this.held = text ? [] : entries;
     if (text) this.append(text, entries, mode, !content);
     for (const audit of choice.logprobs?.audits ?? []) this.audit(audit);
     if (choice.finish_reason) this.reason = choice.finish_reason;
@@ -70,7 +73,7 @@ export class Answer {
     const span = make("span", `token c${entry.forward % COLOURS}${thought ? " thought" : ""}`, text);
     const place = this.tokens.filter((earlier) => earlier.forward === entry.forward).length;
     const count = Math.max(last ? 0 : 1, entries.length);
-    const token = { span, text, count, thought, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
+    const token = { span, text, entries, count, thought, forward: entry.forward, confidence: Math.exp(entry.logprob), place, mode };
     span.dataset.forward = entry.forward;
     for (const { index } of entries) this.byIndex.set(index, token);
     this.received = (this.received ?? 0) + count;
@@ -81,10 +84,11 @@ export class Answer {
   audit(audit) {
     const token = this.byIndex.get(audit.index);
     if (!token) return;
-    token.audit = audit;
-    // Compare with the joined text, because a token may be only part of a character.
-    token.same = audit.token === token.text;
-    token.span.classList.toggle("other", !token.same);
+    // Compare bytes, because a token may be only a part of a character.
+    const same = String(audit.bytes) === String(token.entries.find(({ index }) => index === audit.index).bytes);
+    if (token.audit && same) return; // of several tokens of a character, show one that differs
+    Object.assign(token, { audit, same });
+    token.span.classList.toggle("other", !same);
   }
 
   count() {

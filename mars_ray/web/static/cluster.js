@@ -1,6 +1,6 @@
 // The live view of a cluster: shows the reports and decisions of the controller.
 
-import { call, events, make } from "./api.js";
+import { Refused, call, events, make } from "./api.js";
 import { chart, short } from "./chart.js";
 import { HeatMap } from "./heat_map.js";
 
@@ -31,7 +31,10 @@ let changed = false;
 export function take(event) {
   if (event.silent) return say(`${event.silent} The page shows earlier data.`, true);
   const life = event.controller;
-  if (life && controller && life !== controller) notice(`The controller was restarted at ${clock(Date.now() / 1000)}. Earlier data stay on this page.`);
+  if (life && controller && life !== controller) {
+    notice(`The controller was restarted at ${clock(Date.now() / 1000)}. Earlier data stay on this page.`);
+    frames = frames.filter((frame) => frame.unix_s < event.frame.unix_s); // its node may have another clock
+  }
   controller = life ?? controller;
   if (event.frame) {
     changed = true;
@@ -42,7 +45,8 @@ export function take(event) {
   }
   if (event.now) {
     now = event.now;
-    say(`Updated at ${clock(now.unix_s)}.`);
+    say("");
+    $("updated").textContent = `Updated at ${clock(now.unix_s)}.`;
     listModels(now.models);
   }
   if (waiting) return undefined;
@@ -130,6 +134,8 @@ function classes() {
 
 // Links to the pages of the endpoint's models, the main one first.
 function listModels(models) {
+  if ($("models").dataset.listed === models.join()) return; // new links would lose the focus
+  $("models").dataset.listed = models.join();
   $("models").hidden = models.length < 2;
   $("models").replaceChildren(...models.map((name, index) => {
     const link = make("a", "", name);
@@ -196,6 +202,9 @@ function curve(id, title, figure) {
   const points = now.status.curve.filter((point) => point[figure] !== null).map((point) => [point.threshold, point[figure]]);
   $(`${id}-card`).hidden = !points.length;
   if (!points.length) return;
+  const drawn = JSON.stringify([points, now.status.classes.map(({ threshold }) => threshold)]);
+  if ($(id).dataset.drawn === drawn) return; // a new chart would lose the hint under the pointer
+  $(id).dataset.drawn = drawn;
   const at = (threshold) => {
     const near = points.reduce((best, point) => (Math.abs(point[0] - threshold) < Math.abs(best[0] - threshold) ? point : best));
     return near[1];
@@ -260,7 +269,7 @@ function jobs() {
     const plain = row.paused ? "paused for online requests" : row.late_s ? late : "runs";
     const status = row.notice ? `${plain}; ${row.notice}` : plain;
     return [row.name, {
-      key: share.toFixed(2),
+      key: `${row.name} ${share.toFixed(2)}`,
       parts: () => {
         const bar = make("progress");
         Object.assign(bar, { max: 1, value: share });
@@ -278,6 +287,7 @@ async function follow() {
       const position = new URLSearchParams({ ...OF_MODEL, ...(now ? { controller, after: now.after } : {}) });
       for await (const data of events(await call(`control/live?${position}`))) take(JSON.parse(data));
     } catch (error) {
+      if (error instanceof Refused && [401, 403].includes(error.status)) return say(`${error.message} Reload the page to give a key.`, true);
       say(`${error.message} Trying again.`, true);
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }

@@ -136,7 +136,10 @@ for (const which of ["a", "b"]) {
   $(`mode-${which}`).addEventListener("change", shown);
   shown();
 }
-$("race").addEventListener("change", () => ($("setting-b").hidden = !$("race").checked));
+const showRace = () => ($("setting-b").hidden = !$("race").checked);
+$("race").addEventListener("change", showRace);
+showRace(); // some browsers keep the state of a form when a page is loaded again
+switchTo(false);
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
@@ -147,7 +150,9 @@ $("prompt").addEventListener("keydown", (event) => {
   send();
 });
 $("stop").addEventListener("click", () => running?.abort());
-addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) running?.abort();
+});
 $("as-curl").addEventListener("click", () => showCode("As curl", asCurl));
 $("as-python").addEventListener("click", () => showCode("As Python", asPython));
 $("copy").addEventListener("click", copy);
@@ -159,8 +164,13 @@ try {
   const models = await (await call("v1/models")).json();
   $("model").append(...models.data.map(({ id }) => make("option", "", id)));
   if (!models.data.length) throw new Error("This key may use no model here.");
-  $("figures-notice").textContent = models.data[0].notice ?? "";
-  $("figures-notice").hidden = !models.data[0].notice;
+  const showNotice = () => {
+    const notice = models.data.find(({ id }) => id === $("model").value)?.notice ?? "";
+    $("figures-notice").textContent = notice;
+    $("figures-notice").hidden = !notice;
+  };
+  $("model").addEventListener("change", showNotice);
+  showNotice();
 } catch (error) {
   $("says").textContent = error.message;
 }
