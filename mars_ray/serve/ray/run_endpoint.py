@@ -114,7 +114,8 @@ def run(
                 _say("stopping: running requests may finish; repeat the signal to stop at once", started_s)
                 _delete(name)
                 clean_up(config.controller or name, _delete)
-                remove_controllers(name)
+                if config.controller is None:  # one with a name may be shared; without replicas it ends itself
+                    remove_controllers(name)
             else:
                 _say("the endpoint has been redeployed or deleted meanwhile: leaving it as it is", started_s)
     finally:
