@@ -37,6 +37,8 @@ LARGEST = {
 }
 """Upper bounds of declared sizes, about ten times the sizes of the largest models, by their names in transformers.
 Without them, a large number in a file could lead to a network that takes up all memory."""
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Types of layers whose only memory of earlier positions is a KV cache, in which every position has a place."""
 _OF_THE_CLASS = frozenset({"architectures", "model_type"})
 """Top-level entries to leave out; the configuration class sets them itself."""
 _PARTS = frozenset({"text_config", "decoder", "generator", "text_encoder"})
@@ -92,6 +94,12 @@ def decoder_config(raw: dict[str, Any], folder: Path) -> PretrainedConfig:
                 f"{folder}: model type {declared!r} has no {name}; only decoders with attention and rotary or learned "
                 "positions are supported."
             )
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if others := sorted(kinds - ATTENTION_LAYERS):
+        raise ModelError(
+            f"{folder}: model type {declared!r} has layers of the type {others[0]}; only full and sliding attention "
+            "are supported. Choose another model."
+        )
     return config
 
 

@@ -27,7 +27,7 @@ def block_size(step: int, steps: int, *, last: int) -> int:
 
 def step_count(rows: int, *, epochs: float, batch_rows: int) -> int:
     """Return the number of steps in `epochs` passes over `rows`; the last batch may reach into one more epoch."""
-    return math.ceil(rows * epochs / batch_rows)
+    return math.ceil(round(rows * epochs, 6) / batch_rows)  # 30 * 1.1 is a little more than 33
 
 
 def row_numbers(step: int, rows: int, *, batch_rows: int, seed: int) -> list[int]:

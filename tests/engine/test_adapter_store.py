@@ -319,12 +319,18 @@ def test_an_engine_process_does_not_start_with_an_adapter_that_is_missing(tmp_pa
     asyncio.run(test())
 
 
-def test_the_next_process_has_the_adapters_of_one_that_was_killed(saved: list[Path]) -> None:
+def test_the_next_process_has_the_adapters_of_one_that_was_killed_but_those_that_vanished(
+    saved: list[Path], tmp_path: Path
+) -> None:
+    vanished = tmp_path / "vanished"
+    shutil.copytree(saved[2], vanished)
+
     async def test() -> None:
         engine, _ = await AsyncEngine.start(replace(engine_spec(FOLDER), adapters={"a": saved[0]}), restarts=1)
         try:
-            await engine.set_adapters({"a": saved[0], "b": saved[1]})
+            await engine.set_adapters({"a": saved[0], "c": vanished, "b": saved[1]})
             before = [await answer(engine, asked(name, name)) for name in ("a", "b")]
+            shutil.rmtree(vanished)
             async with aclosing(engine.generate(asked("old", "a", 1000))) as stream:
                 await anext(stream)
                 assert engine.process is not None

@@ -420,3 +420,15 @@ def test_cancelling_frees_the_slot_at_once(make_engine: MakeEngine, prompts: lis
         ("b", None),
     ]
     engine.cancel("never heard of")
+
+
+def test_an_id_that_is_free_again_belongs_to_the_new_request(
+    make_engine: MakeEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    engine = make_engine()
+    engine.add(request("a", prompts[0], max_tokens=64, ignore_eos=True))
+    engine.step()
+    engine.cancel("a")
+    engine.add(request("a", prompts[1], max_tokens=4, ignore_eos=True))
+    ends = [chunk.finished.reason for _ in range(9) for chunk in engine.step() if chunk.finished]
+    assert ends == ["length"]

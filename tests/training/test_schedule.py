@@ -18,6 +18,10 @@ def test_every_epoch_holds_every_row_once(rows: int, batch_rows: int, epochs: in
         assert Counter(order[epoch * rows : (epoch + 1) * rows]) == Counter(range(rows))
 
 
+def test_a_part_of_an_epoch_adds_no_step_by_rounding() -> None:
+    assert step_count(30, epochs=1.1, batch_rows=11) == 3
+
+
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     orders = {tuple(row_numbers(step, 50, batch_rows=50, seed=seed)) for step in range(3) for seed in range(3)}
     assert len(orders) == 9

@@ -173,6 +173,8 @@ class Engine:
         self._stats.arrived(request)
         self._scheduler.add(sequences)
         self._requests[request.id] = sequences
+        # The caller of a cancelled request with this id has left, and its last chunk would end this request.
+        self._cancelled = [chunk for chunk in self._cancelled if chunk.request_id != request.id]
         self._adapters.begin(request)
 
     def cancel(self, request_id: str) -> None:

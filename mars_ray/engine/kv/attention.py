@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from mars_ray.engine.kv.forward_batch import ForwardBatch
+from mars_ray.errors import ModelError
 
 ATTENTION = "mars_slots"
 
@@ -57,7 +58,7 @@ def attend(
     query_1HND: Tensor,
     key_1KND: Tensor,
     value_1KND: Tensor,
-    _mask: None,
+    mask: Tensor | None,
     *,
     scaling: float,
     layers: Layers,
@@ -69,8 +70,10 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Write keys and values to the cache, attend, and return the output [1, N, H, D].
 
-    With `softcap`, a score s becomes softcap * tanh(s / softcap).
+    With `softcap`, a score s becomes softcap * tanh(s / softcap). Raises `ModelError` for a network that adds a mask.
     """
+    if mask is not None:
+        raise ModelError("The attention of this model adds numbers of its own to scores. Choose another model.")
     keys, values = layers[module.layer_idx]  # type: ignore[index]
     keys[batch.slot_N, :, batch.target_N] = key_1KND[0].transpose(0, 1)
     values[batch.slot_N, :, batch.target_N] = value_1KND[0].transpose(0, 1)

@@ -40,7 +40,7 @@ from mars_ray.engine.process.progress import Progress
 from mars_ray.engine.process.restarts import Restarts
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import EngineState
-from mars_ray.errors import ReplicaLostError
+from mars_ray.errors import AdapterError, ReplicaLostError
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,10 @@ class AsyncEngine:
             engine._launch, spec, partial(Progress, stall_seconds=stall_seconds, step_seconds=step_seconds)
         )
         try:
-            return engine, await engine._relaunch()
+            facts = await engine._relaunch()
+            adapters = engine._connected.adapters
+            await adapters.set(engine.adapters)
+            return engine, replace(facts, block=max(facts.block, adapters.block))
         except BaseException:  # also when the caller is cancelled
             await engine.close()
             raise
@@ -213,7 +216,7 @@ class AsyncEngine:
         return self._connection
 
     async def _launch(self, spec: EngineSpec, new_progress: Callable[[], Progress]) -> EngineFacts:
-        """Start a process, load the adapters of this object into it, and return what it says of the engine."""
+        """Start a process, and return what it says of the engine."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -234,11 +237,10 @@ class AsyncEngine:
             raise
         if event.tokenizer is not None and self._checker is None:
             self._checker = GrammarChecker(event.tokenizer)
-        adapters = self.attach(reader, writer, self._checker).adapters
+        self.attach(reader, writer, self._checker)
         self.progress = new_progress()
         self._watching = asyncio.create_task(self._end_if_stalled())
-        await adapters.set(self.adapters)
-        return replace(event.facts, block=max(event.facts.block, adapters.block))
+        return event.facts
 
     async def _stop(self) -> None:
         """Kill the process, and wait until it has ended."""
@@ -259,6 +261,7 @@ class AsyncEngine:
             await self._stop()
             try:
                 await self._relaunch()
+                await self._load_adapters_again()
             except ReplicaLostError:
                 again = self._may_restart()
             except Exception:
@@ -274,6 +277,20 @@ class AsyncEngine:
         self._stopped = None
         self.gone.set()
         self._up.set()
+
+    async def _load_adapters_again(self) -> None:
+        """Load the adapters into a new process, except those whose files are no longer usable."""
+        adapters = self._connected.adapters
+        folders = dict(self.adapters)
+        while adapters.folders != folders:
+            try:
+                await adapters.set(folders)
+            except AdapterError as error:
+                if error.adapter not in folders:
+                    raise
+                log.error("%s", error)
+                del folders[error.adapter]
+        self.adapters = folders
 
     def _may_restart(self) -> bool:
         """Note the end of a process, and return whether another one may take its place."""

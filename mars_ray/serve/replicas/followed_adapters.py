@@ -71,8 +71,12 @@ class FollowedAdapters:
         """Set the wanted adapters. One that cannot be used keeps the folder that it had, or is left out."""
         async with self._refreshing:
             wanted = await asyncio.to_thread(self._read)
+            if wanted is None:
+                return
             again = self.problems and self._clock() - self._tried_s >= RETRY_S
-            if wanted is None or (wanted == self._last and not again):
+            # A process that takes the place of another one leaves out what it cannot load.
+            lost = wanted.keys() - self._engine.adapters.keys() - self.problems.keys()
+            if wanted == self._last and not again and not lost:
                 return
             self._tried_s = self._clock()
             self._last = None  # so that it is tried again if it ends without an outcome

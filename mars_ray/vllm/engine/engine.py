@@ -100,6 +100,8 @@ class VllmEngine:
             sequence.added_s = self._clock()
         self._queue.add(sequences)
         self._requests[request.id] = sequences
+        # The caller of a cancelled request with this id has left, and its last chunk would end this request.
+        self._cancelled = [chunk for chunk in self._cancelled if chunk.request_id != request.id]
 
     def cancel(self, request_id: str) -> None:
         """End a request at once. Unknown ids are ignored, because the request may have ended already."""
