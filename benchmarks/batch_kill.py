@@ -35,8 +35,8 @@ from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.chunk_streams import ChunkStreams
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import MarsRayError
 from mars_ray.measure import machine
+from mars_ray.program import run_program
 
 TARGETS = ("driver", "ray::CountingDecoder", "mars-ray-engine")
 POLL_S = 0.2
@@ -97,10 +97,7 @@ def run(folder: Path, workers: int) -> None:
         decode=DecodeParams(threshold=0.95),
         workers=WorkerOptions(count=workers),
     )
-    try:
-        generate_files(options)
-    except MarsRayError as error:
-        sys.exit(str(error))
+    generate_files(options)
 
 
 def measure(folder: Path, rows: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
@@ -164,4 +161,4 @@ def _watch(driver: "subprocess.Popen[bytes]", output: Path, moments: list[float]
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.batch_kill", main)

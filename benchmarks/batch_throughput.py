@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from itertools import accumulate, islice
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -34,9 +34,10 @@ from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.measure import machine
+from mars_ray.measure import deviation, machine
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.ray_cluster import connect
 from mars_ray.ray_data import ProcessorConfig, build_processor
 
@@ -82,8 +83,9 @@ def main() -> None:
     for column in ("", "tokens/s", f"of {first}"):
         table.add_column(column, justify="right")
     for name, rates in rates_by_name.items():
-        spread = stdev(rates) if len(rates) > 1 else 0.0
-        table.add_row(name, f"{mean(rates):,.0f} ± {spread:,.0f}", f"{mean(rates) / mean(rates_by_name[first]):.2f} x")
+        table.add_row(
+            name, f"{mean(rates):,.0f} ± {deviation(rates):,.0f}", f"{mean(rates) / mean(rates_by_name[first]):.2f} x"
+        )
     Console().print(table)
     write_json(arguments.json, report)
 
@@ -149,4 +151,4 @@ def steady(pace: Sequence[tuple[float, int]]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.batch_throughput", main)

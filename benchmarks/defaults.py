@@ -6,7 +6,8 @@
 first worker is ready. The other seconds, to start Ray and the model and to end, are shown separately. The endpoint has
 eight callers, each of which sends its next question as soon as it has an answer, and is compared with an `LLM` that
 decodes eight at a time. Contenders take turns, each in its own processes. Rounds are added to an existing file of
-results. `others` is the share of the processor that other programs used in the second before.
+results with the same options, machine and commit. `others` is the share of the processor that other programs used in
+the second before.
 """
 
 import argparse
@@ -28,9 +29,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import report_so_far
 from mars_ray.cli.shared import write_json
 from mars_ray.data.record_file import read_records
-from mars_ray.measure import machine
+from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.serve.deploy.environment import free_ports
 
 CALLERS = 8
@@ -53,18 +56,18 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(llm_chat(arguments.model, arguments.questions, arguments.tokens, arguments.one)))
         return
-    rounds: list[dict[str, Any]] = []
-    if arguments.json and arguments.json.exists():
-        rounds = json.loads(arguments.json.read_text())["rounds"]
+    command = f"python -m benchmarks.defaults --model {arguments.model} --questions {arguments.questions.name}"
+    command += f" --rows {arguments.rows} --tokens {arguments.tokens}"
+    report = report_so_far(arguments.json, {"command": command})
+    rounds: list[dict[str, Any]] = report.setdefault("rounds", [])
+    resolve_model(arguments.model)  # so that a wrong name ends the program here
     with TemporaryDirectory() as folder:
         source = Path(folder) / "rows.jsonl"
         _write_rows(arguments.questions, arguments.rows, source)
         for _ in range(arguments.rounds):
             rounds.append({name: _measured(name, arguments.model, source, arguments.tokens) for name in CONTENDERS})
     show(arguments.model, rounds)
-    command = f"python -m benchmarks.defaults --model {arguments.model} --rows {arguments.rows}"
-    command += f" --tokens {arguments.tokens} --rounds {len(rounds)}"
-    write_json(arguments.json, {"command": command, "machine": machine(), "rounds": rounds})
+    write_json(arguments.json, report)
 
 
 def show(model: str, rounds: Sequence[dict[str, Any]]) -> None:
@@ -155,7 +158,9 @@ def _measured(name: str, model: str, source: Path, tokens: int) -> dict[str, flo
         figures = serve(model, source, tokens)
     else:
         words = ["--one", name, "--model", model, "--questions", str(source), "--tokens", str(tokens)]
-        process = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, check=True, text=True)
+        process = subprocess.run(
+            [sys.executable, "-m", "benchmarks.defaults", *words], stdout=subprocess.PIPE, check=True, text=True
+        )
         figures = json.loads(process.stdout.splitlines()[-1])
     print(name, figures, file=sys.stderr, flush=True)
     return figures | {"others": others_share}
@@ -176,4 +181,4 @@ def _prompts(source: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.defaults", main)

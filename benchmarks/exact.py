@@ -9,7 +9,7 @@ A shape is a network with random weights that replays the proposals of the bundl
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.decode.contenders import engine_contender, subject
-from mars_ray.cli.shared import write_json
+from benchmarks.report import write_report
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
-from mars_ray.measure import interleaved, machine, throughput
+from mars_ray.measure import deviation, interleaved, throughput
 from mars_ray.model.dtype import DtypeOrAuto
+from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 BATCHES = (1, 4, 16, 32, 64)
@@ -47,7 +48,7 @@ def measure(model: str, dtype: DtypeOrAuto, batch: int, rounds: int) -> dict[str
         "tokens_per_s": {name: asdict(throughput(runs)) for name, runs in samples.items()},
         "tokens_per_forward": sum(sample.tokens for sample in samples["exact"])
         / sum(sample.forwards for sample in samples["exact"]),
-        "times": {"mean": mean(times), "std": stdev(times), "min": min(times), "max": max(times)},
+        "times": {"mean": mean(times), "std": deviation(times), "min": min(times), "max": max(times)},
         "rounds": rounds,
     }
 
@@ -80,9 +81,8 @@ def main() -> None:
                 f"{times['mean']:.2f} ± {times['std']:.2f}",
             )
     Console().print(table)
-    report = {"command": "benchmarks/exact.py", "machine": machine(), "threads": 1, "batches": batches}
-    write_json(arguments.json, report)
+    write_report(arguments.json, {"threads": 1, "batches": batches})
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.exact", main)

@@ -24,8 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.shared import write_json
-from mars_ray.measure import machine
+from benchmarks.report import write_report
+from mars_ray.program import run_program
 
 ROOT = Path(__file__).parents[1]
 FORMATS = ("", "int8", "int4")
@@ -118,6 +118,8 @@ def main() -> None:
     parser.add_argument("--later", type=int, default=2, help="later starts after each first one")
     parser.add_argument("--json", type=Path, help="file for all samples")
     arguments = parser.parse_args()
+    if not arguments.model.is_file():
+        parser.error(f"{arguments.model} does not exist; give a .gguf file")
     contenders = [Contender("this checkout", OURS, ROOT, FORMATS)]
     if arguments.baseline:
         contenders.append(Contender("baseline", OURS, arguments.baseline, FORMATS))
@@ -129,9 +131,8 @@ def main() -> None:
         turn = contenders[number % len(contenders) :] + contenders[: number % len(contenders)]
         samples += one_round(turn, arguments.model.absolute(), arguments.later)
     show(samples)
-    report = {"machine": machine(), "model_bytes": arguments.model.stat().st_size, "samples": samples}
-    write_json(arguments.json, report)
+    write_report(arguments.json, {"model_bytes": arguments.model.stat().st_size, "samples": samples})
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.first_start", main)

@@ -27,6 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from benchmarks.report import command_line
 from mars_ray.adapter.card import resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.cli.shared import write_json
@@ -191,13 +192,8 @@ def main() -> None:
     logging.disable_progress_bar()
     facts = machine()  # first, because a commit made during the run would change it
     result = check(arguments)
-    command = f"benchmarks/greedy_equality.py --model {arguments.model} --prompts {arguments.prompts.name}"
-    command += f" --dtype {arguments.dtype} --count {arguments.count}"
-    command += f" --max-tokens {arguments.max_tokens} --batch {arguments.batch}"
-    command += " --adapter ..." if arguments.adapter else ""
-    report = {"command": command, "machine": facts} | result
     print(json.dumps(result, indent=1))
-    write_json(arguments.json, report)
+    write_json(arguments.json, {"command": command_line(), "machine": facts} | result)
     own_ar = result["equal_to_own_ar"] or {}
     if result["tokens"]["other"] or any(figures["equal"] < result["prompts"] for figures in own_ar.values()):
         raise SystemExit(1)

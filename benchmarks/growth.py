@@ -3,7 +3,8 @@
     python -m benchmarks.growth --json benchmarks/results/DATE-growth.json
 
 Every figure is processor time of one process, in microseconds, so other programs on the machine change it little. Rates
-of parts that wait for a disk are measured in elapsed seconds instead.
+of parts that wait for a disk are measured in elapsed seconds instead. Parts are added to an existing file of results
+with the same options, machine and commit.
 
 - `controller`: handling a report, including its share of the decision made every second, by number of replicas. Every
   replica reports a different speed.
@@ -33,6 +34,7 @@ from typing import Any
 import psutil
 import ray
 
+from benchmarks.report import report_so_far
 from mars_ray.batch.output.folder import open_output
 from mars_ray.batch.output.ledger import Ledger
 from mars_ray.batch.rows.row_ids import RowIdAssigner
@@ -50,7 +52,7 @@ from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request
 from mars_ray.engine.stats.state import ClassState, EngineState
 from mars_ray.engine.stats.step_time import StepTime
-from mars_ray.measure import machine
+from mars_ray.program import run_program
 from mars_ray.serve.replicas.engine_client import Take
 from mars_ray.simulate.machine import read_machine
 
@@ -67,14 +69,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    report: dict[str, Any] = (
-        json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
-    )
+    replicas = " ".join(map(str, arguments.replicas))
+    command = f"python -m benchmarks.growth --replicas {replicas} --rows {arguments.rows}"
+    report = report_so_far(arguments.json, {"command": f"{command} --requests {arguments.requests}"})
     for name in arguments.parts:
         report[name] = PARTS[name](arguments)
         print(name, json.dumps(report[name]), flush=True)
-    command = f"python -m benchmarks.growth --rows {arguments.rows} --requests {arguments.requests}"
-    report = {"command": command, "machine": machine()} | report
     write_json(arguments.json, report)
 
 
@@ -369,4 +369,4 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.growth", main)

@@ -35,6 +35,7 @@ from mars_ray.method.streams import random_phases
 from mars_ray.model.checkpoint import load_model
 from mars_ray.model.dtype import Dtype, resolve_dtype
 from mars_ray.model.folder import ResolvedModel, open_model
+from mars_ray.program import run_program
 from mars_ray.training.config import TrainConfig, parse_config
 from mars_ray.training.loop import TrainingRun, new_accelerator
 from mars_ray.training.run_folder import RunFolder
@@ -177,4 +178,4 @@ def show(results: dict[str, list[dict[str, Any]]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.objective", main)

@@ -12,14 +12,14 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.shared import write_json
+from benchmarks.report import write_report
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
@@ -29,10 +29,10 @@ from mars_ray.engine.kv.forward_batch import ForwardBatch, SlotSpan
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.errors import MarsRayError
-from mars_ray.measure import machine
+from mars_ray.measure import deviation
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 DATA = Path("../shared/data/instruct/val.jsonl.gz")
@@ -103,7 +103,7 @@ def read(model: str, name: str, model_answers: Sequence[Answer], human_answers: 
     tokens = sum(count for _, count in losses)
     return {
         "agreement": mean(agreements),
-        "agreement_std": stdev(agreements),
+        "agreement_std": deviation(agreements),
         "same_answers": mean(agreement == 1 for agreement in agreements),
         "perplexity": math.exp(sum(loss * count for loss, count in losses) / tokens),
         "tokens": tokens,
@@ -142,25 +142,22 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.data.exists():
         parser.error(f"{arguments.data} does not exist; name the data with --data")
-    try:
-        human = conversations(arguments.model, arguments.data)
-        step = max(1, len(human) // arguments.answers)
-        model_answers = own_answers(
-            arguments.model, [prompt for prompt, _ in human[::step]][: arguments.answers], arguments.tokens
-        )
-        human = human[:: max(1, len(human) // arguments.people)][: arguments.people]
-        results = {name: read(arguments.model, name, model_answers, human) for name in FORMATS}
-    except MarsRayError as error:
-        parser.error(str(error))
+    human = conversations(arguments.model, arguments.data)
+    step = max(1, len(human) // arguments.answers)
+    model_answers = own_answers(
+        arguments.model, [prompt for prompt, _ in human[::step]][: arguments.answers], arguments.tokens
+    )
+    human = human[:: max(1, len(human) // arguments.people)][: arguments.people]
+    results = {name: read(arguments.model, name, model_answers, human) for name in FORMATS}
     columns = ("weights", "agreement with bfloat16", "answers wholly the same", "perplexity")
     table = Table(*columns, title=f"{arguments.model}: {len(model_answers)} own answers, {len(human)} of people")
     for name, figures in results.items():
         agreement = f"{figures['agreement']:.4f} ± {figures['agreement_std']:.4f}"
         table.add_row(name, agreement, f"{figures['same_answers']:.3f}", f"{figures['perplexity']:.3f}")
     Console().print(table)
-    report = {"machine": machine(), "model": arguments.model, "own": len(model_answers), "human": len(human)}
-    write_json(arguments.json, report | {"formats": results})
+    report = {"model": arguments.model, "own": len(model_answers), "human": len(human), "formats": results}
+    write_report(arguments.json, report)
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.quantized", main)

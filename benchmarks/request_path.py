@@ -30,6 +30,7 @@ from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.model.token_bytes import token_bytes
 from mars_ray.openai_api.model_info import ModelInfo
+from mars_ray.program import run_program
 from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.gateway_app import make_gateway_app
@@ -115,4 +116,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run_program("benchmarks.request_path", lambda: asyncio.run(main()))

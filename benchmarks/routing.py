@@ -38,6 +38,7 @@ from benchmarks.served import URL, endpoint
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.request import Request
 from mars_ray.load.plan import Texts, bundled_prompts
+from mars_ray.program import run_program
 from mars_ray.serve.ray.app import PrefixRouter
 
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -246,4 +247,4 @@ def show(turns: dict[str, list[list[Turn]]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.routing", main)

@@ -27,6 +27,7 @@ from mars_ray.load.plan import Texts, bundled_prompts
 from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.simulate.machine import Machine
 
 MAX_TOKENS = 128
@@ -140,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.simulated_machine", main)

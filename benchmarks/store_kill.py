@@ -35,8 +35,8 @@ from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
 from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.errors import MarsRayError
 from mars_ray.measure import machine
+from mars_ray.program import run_program
 from mars_ray.storage.location import locate, locate_url
 
 SERVER = Path(__file__).with_name("s3_server.py")
@@ -112,11 +112,7 @@ def run(source: str, output: str, max_tokens: int) -> None:
         decode=DecodeParams(threshold=0.95),
         workers=WorkerOptions(count=2),
     )
-    try:
-        report = generate_files(options)
-    except MarsRayError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    report = generate_files(options)
     print(json.dumps({"rows_per_s": report.rows / report.seconds, "tokens_per_s": report.tokens_per_s}))
 
 
@@ -289,4 +285,4 @@ def _ids(output: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.store_kill", main)

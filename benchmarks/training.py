@@ -32,16 +32,16 @@ from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.report import write_report
 from mars_ray.adapter.gated_lora import new_adapter
 from mars_ray.adapter.loss import AdapterLoss
 from mars_ray.adapter.mask_streams import mask_streams
-from mars_ray.cli.shared import write_json
-from mars_ray.measure import machine
 from mars_ray.method import tiles
 from mars_ray.method.loss import StreamLoss
 from mars_ray.method.streams import IGNORE, PADDING, PackedRows, clean_stream, mars_streams, random_phases
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.training.step import keep_freed_memory, train_step
 
 WAYS = ("transformers ar", "ar", "dense mars", "mars", "mars checkpointing", "adapter", "dense adapter")
@@ -176,18 +176,19 @@ def main() -> None:
             )
         )
         return
+    resolve_model(arguments.model)  # so that a wrong name ends the program here
     figures: dict[str, dict[str, list[float]]] = {name: {way: [] for way in arguments.ways} for name in FIGURES}
     for _ in range(arguments.rounds):
         for way in arguments.ways:
-            command = [sys.executable, __file__, *sys.argv[1:], "--only", way]
+            command = [sys.executable, "-m", "benchmarks.training", *sys.argv[1:], "--only", way]
             process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             way_figures = json.loads(process.stdout.splitlines()[-1])
             for name in FIGURES:
                 figures[name][way] += way_figures[name]
     Console().print(table_of(figures, f"{arguments.model}, {arguments.precision}"))
     settings = {name: value for name, value in vars(arguments).items() if name not in ("ways", "json", "only")}
-    write_json(arguments.json, {"machine": machine(), **settings, **figures})
+    write_report(arguments.json, {**settings, **figures})
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.training", main)

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import TypeVar
 
 import psutil
@@ -70,6 +70,11 @@ def interleaved(
 def spread(values: Sequence[float]) -> Spread:
     """Return the median and the range of one or more values."""
     return Spread(median(values), min(values), max(values))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of one or more values; that of one value is 0."""
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def throughput(samples: Sequence[Sample]) -> Spread:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drafts.workloads import Workload, workloads
+from benchmarks.report import write_report
 from mars_ray import LLM, SamplingParams
-from mars_ray.cli.shared import write_json
 from mars_ray.engine.sampling.draft_choice import DraftChoice
 from mars_ray.errors import RequestError
-from mars_ray.measure import Sample, interleaved, machine
+from mars_ray.measure import Sample, deviation, interleaved
+from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 CANDIDATES = ("ar", "exact without text", "exact")
@@ -68,7 +69,7 @@ def measure(llm: LLM, work: Workload, callers: int, rounds: int) -> dict[str, An
             "tokens_per_s": mean(run.tokens_per_s for run in runs),
             "tokens_per_forward": sum(run.tokens for run in runs) / sum(run.forwards for run in runs),
             "times_ar": mean(times),
-            "times_ar_std": stdev(times) if len(times) > 1 else 0.0,
+            "times_ar_std": deviation(times),
             "same_answers": sum(map(tuple.__eq__, answers[name], answers["ar"])),
         }
     return figures
@@ -114,9 +115,8 @@ def main() -> None:
             )
     Console(width=140).print(table)
     options = {name: value for name, value in vars(arguments).items() if name != "json"}
-    report = {"command": "python -m benchmarks.drafts", **options, "machine": machine(), "runs": runs}
-    write_json(arguments.json, report)
+    write_report(arguments.json, {**options, "runs": runs})
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.drafts", main)

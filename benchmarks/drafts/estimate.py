@@ -18,20 +18,21 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from operator import mul
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 from unittest.mock import patch
 
 from benchmarks.drafts.workloads import Messages, chat, gsm8k, summaries
+from benchmarks.report import write_report
 from mars_ray import LLM, SamplingParams
-from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.drafting.estimate import CERTAIN, AcceptanceEstimate
 from mars_ray.engine.sampling.draft_choice import DraftChoice
 from mars_ray.engine.scheduling.sequence import Sequence as EngineSequence
 from mars_ray.engine.stats.block_choice import BlockChoice
 from mars_ray.engine.stats.verified_drafts import COMMON_DRAFTS
-from mars_ray.measure import machine
+from mars_ray.measure import deviation
+from mars_ray.program import run_program
 
 DEEPEST = 16.0
 """Scale of the depth, so that features are small numbers."""
@@ -164,16 +165,16 @@ def main() -> None:
         runs.append(measure(llm, arguments.model, arguments.conversations, arguments.max_tokens, seed))
         print(json.dumps(runs[-1]), flush=True)
     summary: dict[str, Any] = {
-        name: {"mean": mean(run[name] for run in runs), "std": stdev(run[name] for run in runs)} for name in runs[0]
+        name: {"mean": mean(run[name] for run in runs), "std": deviation([run[name] for run in runs])}
+        for name in runs[0]
     }
     for name in ("table", "logistic"):
         gains = [run["confidence"] - run[name] for run in runs]
-        summary[name]["gain"] = {"mean": mean(gains), "std": stdev(gains)}
+        summary[name]["gain"] = {"mean": mean(gains), "std": deviation(gains)}
     print(json.dumps(summary, indent=1))
     options = {name: value for name, value in vars(arguments).items() if name != "json"}
-    report = {"command": "python -m benchmarks.drafts.estimate", **options, "machine": machine(), "runs": runs}
-    write_json(arguments.json, report | {"summary": summary})
+    write_report(arguments.json, {**options, "runs": runs, "summary": summary})
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.drafts.estimate", main)

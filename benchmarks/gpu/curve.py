@@ -21,6 +21,7 @@ from benchmarks.gpu.settings import SHAPES
 from mars_ray.engine.execution.torch_runner import TorchRunner
 from mars_ray.engine.kv.cache import SlotKVCache
 from mars_ray.engine.kv.forward_batch import ForwardBatch, SlotSpan
+from mars_ray.program import run_program
 
 ROWS, POSITIONS = (1, 8, 32), (1, 4, 8, 15)
 CACHED = 256
@@ -163,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.gpu.curve", main)

@@ -16,6 +16,7 @@ from benchmarks.gpu.lines import append
 from benchmarks.gpu.prompts import PROMPTS, prompts_of
 from benchmarks.gpu.settings import AR, Setting, lookahead_settings
 from benchmarks.gpu.vllm_options import GRAPHS, EngineKind, engine_options
+from mars_ray.program import run_program
 
 LEAST = 8
 """Prompts behind each figure, at least; fewer callers answer them in turns."""
@@ -111,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.gpu.vllm_answers", main)

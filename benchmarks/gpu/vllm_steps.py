@@ -15,6 +15,7 @@ from benchmarks.gpu.lines import append
 from benchmarks.gpu.settings import SHAPES
 from benchmarks.gpu.vllm_options import GRAPHS, EngineKind, engine_options
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 
 PROMPT_TOKENS = 128
 SHORT, LONG = 8, 72
@@ -85,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.gpu.vllm_steps", main)

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean
+
+from mars_ray.measure import deviation
 
 SIGMAS = 2.0
 """Smallest difference that counts, in standard errors of the mean over the parts."""
@@ -34,7 +36,9 @@ def mean_of(scores: Sequence[PolicyScore]) -> MeanScore:
     """Return means and standard deviations."""
     good = [score.good for score in scores]
     accuracy = [score.accuracy for score in scores]
-    return MeanScore(good=mean(good), good_std=_std(good), accuracy=mean(accuracy), accuracy_std=_std(accuracy))
+    return MeanScore(
+        good=mean(good), good_std=deviation(good), accuracy=mean(accuracy), accuracy_std=deviation(accuracy)
+    )
 
 
 def dominated(scores: Mapping[str, Sequence[PolicyScore]]) -> list[tuple[str, str]]:
@@ -50,8 +54,4 @@ def dominated(scores: Mapping[str, Sequence[PolicyScore]]) -> list[tuple[str, st
 
 def _more(one: Sequence[float], other: Sequence[float]) -> bool:
     differences = [a - b for a, b in zip(one, other, strict=True)]
-    return mean(differences) > LEAST + SIGMAS * _std(differences) / math.sqrt(len(differences))
-
-
-def _std(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+    return mean(differences) > LEAST + SIGMAS * deviation(differences) / math.sqrt(len(differences))
