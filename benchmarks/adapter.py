@@ -11,13 +11,12 @@
 made by `pipelines/structure_tasks.py`. Quality is measured on many prompts in batches, with the block of the adapter.
 With `--quantize`, agreement is not measured, because torch has no rounded weights to judge it. Speed is measured one
 request at a time, in rounds with different prompts. In a round every setting answers the same prompts in turn.
-llama.cpp, if installed, answers them too, with as many tokens. Speed leaves out the time to the first token. With
-`--callers 16` the settings take turns at 16 requests at once, and nothing else is measured. Each call adds to the file,
-and to a table next to it.
+llama.cpp, if installed, answers them too, with as many bits and tokens. Speed leaves out the time to the first token.
+With `--callers 16` the settings take turns at 16 requests at once, and nothing else is measured. Each call adds to the
+file, and to a table next to it. All calls need the same machine, commit, threads and quantization.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -32,8 +31,10 @@ from scipy.stats import binomtest
 from transformers.utils import logging
 
 from benchmarks.adapter_report import markdown
-from benchmarks.peers.llama_cpp import LlamaCpp, llama_cpp_peers
+from benchmarks.peers.llama_cpp import LlamaCpp, format_of, llama_cpp_peers
+from benchmarks.peers.own_engine import BITS
 from benchmarks.peers.peer import PeerUnavailableError
+from benchmarks.report import refuse_others, report_so_far
 from mars_ray.adapter.card import read_adapter_card, resolve_adapter, unnamed
 from mars_ray.adapter.folder import load_adapter
 from mars_ray.cli.shared import write_json
@@ -52,7 +53,7 @@ from mars_ray.evaluation.metrics import mcnemar
 from mars_ray.evaluation.scorer import is_right
 from mars_ray.evaluation.settings import ADAPTER_THRESHOLDS, AR, EXACT, DecodingSetting, settings_of
 from mars_ray.evaluation.tasks import TaskOptions, open_tasks
-from mars_ray.measure import Sample, interleaved, machine, speedup, throughput
+from mars_ray.measure import Sample, interleaved, speedup, throughput
 from mars_ray.model.checkpoint import Checkpoint, load_model
 from mars_ray.model.folder import open_model
 from mars_ray.model.resolve import model_label
@@ -112,17 +113,31 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(arguments.threads)
-    report: Json = json.loads(arguments.json.read_text()) if arguments.json.exists() else {"workloads": {}}
     model = open_model(arguments.model)
     folder = model.folder
-    checkpoint = load_model(model)
     numbers = arguments.quantize or model.dtype.name
-    report |= {"machine": machine(), "dtype": numbers, "threads": arguments.threads}
-    questions = read_questions(arguments, ChatEncoder(checkpoint.tokenizer))
-    workload = report["workloads"].setdefault(arguments.workload, {})
+    report = report_so_far(arguments.json, {"dtype": numbers, "threads": arguments.threads})
+    workload = report.setdefault("workloads", {}).setdefault(arguments.workload, {})
     adapter = resolve_adapter(arguments.adapter)
     assert adapter is not None
-    workload |= describe(arguments.model, folder, adapter)
+    names = describe(arguments.model, folder, adapter)
+    if workload:
+        refuse_others(arguments.json, workload, names)
+    workload |= names
+    checkpoint = load_model(model)
+    questions = read_questions(
+        arguments.workload,
+        max(arguments.prompts, (arguments.rounds + 1) * ROUND_PROMPTS),
+        ChatEncoder(checkpoint.tokenizer),
+        arguments.data,
+        arguments.tasks,
+        allow_code_execution=arguments.allow_code_execution,
+    )
+    if arguments.rounds and not arguments.callers and len(questions) <= ROUND_PROMPTS:
+        raise ConfigError(
+            f"{arguments.workload} has {len(questions)} questions with a short prompt; speed needs more than "
+            f"{ROUND_PROMPTS}, because the first {ROUND_PROMPTS} warm up. Give --rounds 0."
+        )
     if arguments.callers:
         workload["callers"] = [
             concurrent_speed(checkpoint, folder, adapter, arguments, questions, callers)
@@ -144,20 +159,27 @@ def describe(model: str, folder: Path, adapter: Path) -> Json:
     return {"model": model_label(model, folder), "adapter": trained}
 
 
-def read_questions(arguments: argparse.Namespace, encoder: ChatEncoder) -> list[Question]:
-    """Return the questions of a workload that have a short prompt."""
-    count = max(arguments.prompts, arguments.rounds * ROUND_PROMPTS + ROUND_PROMPTS)
-    if arguments.workload == "general":
-        first = questions(arguments.data / "instruct" / "val.jsonl.gz", RECORDS_PER_QUESTION * count, MAX_DROPPED)
+def read_questions(
+    workload: str,
+    count: int,
+    encoder: ChatEncoder,
+    data: Path,
+    tasks: Path | None = None,
+    *,
+    allow_code_execution: bool = False,
+) -> list[Question]:
+    """Return the first `count` questions of a workload that have a short prompt."""
+    if workload == "general":
+        first = questions(data / "instruct" / "val.jsonl.gz", RECORDS_PER_QUESTION * count, MAX_DROPPED)
         pairs: list[tuple[Sequence[Message], Judge | None]] = [(messages, None) for messages in first]
     else:
-        if arguments.workload == "structure" and arguments.tasks is None:
+        if workload == "structure" and tasks is None:
             raise ConfigError("structure needs a file of tasks; name it with --tasks.")
-        name = BENCHMARK_OF.get(arguments.workload) or str(arguments.tasks)
-        data = arguments.data if arguments.workload in BENCHMARK_OF else None
-        options = TaskOptions(seeds=1, data=data, allow_code_execution=arguments.allow_code_execution)
+        name = BENCHMARK_OF.get(workload) or str(tasks)
+        folder = data if workload in BENCHMARK_OF else None
+        options = TaskOptions(seeds=1, data=folder, allow_code_execution=allow_code_execution)
         [task] = open_tasks((name,), options)
-        if arguments.workload == "code":
+        if workload == "code":
             check_sandbox()
         pairs = [(question.messages, partial(is_right, question)) for question in task.questions]
     candidates = (Question(tuple(encoder.prompt(messages)), judge) for messages, judge in pairs)
@@ -249,11 +271,8 @@ def speed(
     }
     candidates[TEXT_ONLY] = partial(answer, base_engine, EXACT)
     try:
-        peer = next(
-            candidate
-            for candidate in llama_cpp_peers(folder, arguments.threads, checkpoint.mask_id)
-            if candidate.bits == 16
-        )
+        kind = format_of(BITS[arguments.quantize])
+        [peer] = llama_cpp_peers(folder, arguments.threads, checkpoint.mask_id, [kind])
         answers = answer_questions(base_engine, questions, AR.decode, arguments.speed_tokens)
         candidates[peer.name] = partial(
             peer_sample, peer, {result.request.prompt: len(result.tokens) for result in answers}
@@ -261,10 +280,11 @@ def speed(
         absent_peers = {}
     except PeerUnavailableError as error:
         absent_peers = {"llama.cpp": str(error)}
-    rounds = [questions[start : start + ROUND_PROMPTS] for start in range(0, len(questions), ROUND_PROMPTS)]
+    starts = range(0, len(questions), ROUND_PROMPTS)[: arguments.rounds + 1]
+    rounds = [questions[start : start + ROUND_PROMPTS] for start in starts]
     samples: dict[str, list[Sample]] = {name: [] for name in candidates}
-    with ProgressLine("rounds", total=arguments.rounds + 1) as progress:
-        for number, prompts in enumerate(rounds[: arguments.rounds + 1]):
+    with ProgressLine("rounds", total=len(rounds)) as progress:
+        for number, prompts in enumerate(rounds):
             order = list(candidates)
             for turn in range(len(order)):
                 name = order[(number + turn) % len(order)]
@@ -273,7 +293,7 @@ def speed(
                     samples[name].append(sample)
             progress.update(number + 1, {})
     return {
-        "prompts": arguments.rounds * ROUND_PROMPTS,
+        "prompts": sum(map(len, rounds[1:])),
         "max_tokens": arguments.speed_tokens,
         "absent": absent_peers,
         "settings": {

@@ -22,13 +22,12 @@ from transformers.utils import logging
 
 from benchmarks.adapter import MAX_TOKENS, SETTINGS, answer_questions, read_questions
 from benchmarks.quantized import Answer, conversations
-from mars_ray.cli.shared import write_json
+from benchmarks.report import write_report
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.options import EngineOptions
 from mars_ray.evaluation.agreement import agreed_tokens
 from mars_ray.evaluation.settings import AR
-from mars_ray.measure import machine
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
 from mars_ray.model.resolve import model_label, resolve_model
 from mars_ray.program import run_program
@@ -54,10 +53,9 @@ def perplexity(network: PreTrainedModel, answers: Sequence[Answer]) -> float:
     return math.exp(loss / tokens)
 
 
-def judge_answers(checkpoint: Checkpoint, base: Checkpoint, arguments: argparse.Namespace, workload: str) -> Json:
+def judge_answers(checkpoint: Checkpoint, base: Checkpoint, workload: str, data: Path, prompts: int) -> Json:
     """Return tokens per forward, agreement with the base and accuracy by setting."""
-    arguments.workload = workload
-    questions = read_questions(arguments, ChatEncoder(checkpoint.tokenizer))[: arguments.prompts]
+    questions = read_questions(workload, prompts, ChatEncoder(checkpoint.tokenizer), data)
     engine = Engine(checkpoint, EngineOptions(max_num_seqs=BATCH))
     figures: dict[str, Json] = {}
     for setting in SETTINGS if checkpoint is not base and workload == "general" else (AR,):
@@ -88,22 +86,23 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100, help="prompts of each kind")
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
-    arguments.rounds = 0
     logging.disable_progress_bar()
     base = load_checkpoint(resolve_model(arguments.base), dtype=torch.bfloat16)
     human_answers = conversations(arguments.base, arguments.data / "instruct" / "val.jsonl.gz")[: arguments.prompts]
-    report: Json = {"machine": machine(), "dtype": "bfloat16", "prompts": arguments.prompts, "models": {}}
+    models: Json = {}
     for name in (arguments.base, arguments.model):
         folder = resolve_model(name)
         checkpoint = base if name == arguments.base else load_checkpoint(folder, dtype=torch.bfloat16)
-        report["models"][model_label(name, folder)] = {
+        models[model_label(name, folder)] = {
             "card": checkpoint.card.model_dump(mode="json") if checkpoint.card else None,
             "perplexity": perplexity(checkpoint.network, human_answers),
-            "reasoning": judge_answers(checkpoint, base, arguments, "reasoning"),
-            "general": judge_answers(checkpoint, base, arguments, "general"),
+            **{
+                workload: judge_answers(checkpoint, base, workload, arguments.data, arguments.prompts)
+                for workload in ("reasoning", "general")
+            },
         }
-        write_json(arguments.json, report)
-    print(json.dumps(report["models"], indent=1))
+        write_report(arguments.json, {"dtype": "bfloat16", "prompts": arguments.prompts, "models": models})
+    print(json.dumps(models, indent=1))
 
 
 if __name__ == "__main__":

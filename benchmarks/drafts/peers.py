@@ -11,28 +11,30 @@ grammar or tools are left out, because the others have other grammars.
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drafts.workloads import workloads
-from benchmarks.peers.llama_cpp import FORMATS, lookup_peers
+from benchmarks.peers.llama_cpp import FORMATS, format_of, lookup_peers
 from benchmarks.peers.own_engine import BITS, OwnEngine
 from benchmarks.peers.peer import Peer, PeerUnavailableError
 from benchmarks.peers.vllm import VLLM, vllm_peers
+from benchmarks.report import write_report
 from mars_ray.adapter.card import resolve_adapter
-from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.engine.mode import Mode
-from mars_ray.measure import Sample, interleaved, machine
+from mars_ray.measure import Sample, deviation, interleaved
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
+from mars_ray.usable_cpus import usable_cpus
 
 TASKS = ("edits", "summaries", "gsm8k", "chat")
 MOST_PROMPT_TOKENS = 1200
@@ -45,7 +47,6 @@ def engines_of(
 ) -> tuple[list[tuple[Peer, Peer]], list[str]]:
     """Return pairs of engines without and with drafts, and the reasons why others are missing."""
     quantize = next(name for name, ours in BITS.items() if ours == bits)
-    kind = next(name for name, theirs in FORMATS.items() if theirs == bits)
     sizes = (folder, callers, MOST_PROMPT_TOKENS, quantize)
     pairs: list[tuple[Peer, Peer]] = [(OwnEngine(*sizes), OwnEngine(*sizes, Mode.EXACT, adapter))]
     absent = []
@@ -55,7 +56,7 @@ def engines_of(
     except PeerUnavailableError as error:
         absent.append(f"vllm: {error}")
     try:
-        pairs.append(lookup_peers(folder, threads, never_id, kind))
+        pairs.append(lookup_peers(folder, threads, never_id, format_of(bits)))
     except PeerUnavailableError as error:
         absent.append(f"llama.cpp: {error}")
     return pairs, absent
@@ -91,7 +92,7 @@ def measure(
             "plain_tokens_per_s": mean(run.tokens_per_s for run in samples[plain.name]),
             "tokens_per_s": mean(run.tokens_per_s for run in samples[drafting.name]),
             "times_plain": mean(times),
-            "times_plain_std": stdev(times) if len(times) > 1 else 0.0,
+            "times_plain_std": deviation(times),
             "same_answers": sum(map(list.__eq__, answers[plain.name], answers[drafting.name])),
         }
     return figures
@@ -109,6 +110,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    threads = usable_cpus()
+    torch.set_num_threads(threads)
     folder, adapter = resolve_model(arguments.model), resolve_adapter(arguments.adapter)
     checkpoint = load_checkpoint(folder)
     encoder, never_id = ChatEncoder(checkpoint.tokenizer), checkpoint.mask_id
@@ -117,7 +120,7 @@ def main() -> None:
     table = Table(*columns, title=f"{arguments.model}, {arguments.bits} bits, {arguments.rounds} rounds in turns")
     runs = []
     for callers in arguments.callers or [1, 4]:
-        pairs, absent = engines_of(folder, adapter, arguments.bits, callers, os.cpu_count() or 1, never_id)
+        pairs, absent = engines_of(folder, adapter, arguments.bits, callers, threads, never_id)
         for reason in absent:
             print(reason, flush=True)
         for work in workloads(max(arguments.conversations, callers)):
@@ -135,9 +138,8 @@ def main() -> None:
                 table.add_row(work.name, str(callers), drafting.name, *speeds, times, same)
     Console(width=140).print(table)
     options = {name: value for name, value in vars(arguments).items() if name != "json"}
-    report = {"command": "python -m benchmarks.drafts.peers", **options, "machine": machine(), "runs": runs}
-    write_json(arguments.json, report)
+    write_report(arguments.json, {**options, "runs": runs})
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.drafts.peers", main)

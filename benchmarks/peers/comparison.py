@@ -4,8 +4,9 @@ Prompts of one length are read together, then answered together; the two phases 
 greedily. If the model is a .gguf file, llama.cpp also runs it as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,15 +21,14 @@ from mars_ray.errors import ConfigError, ModelError
 from mars_ray.measure import Sample, interleaved
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.model.sources.store import fetched_from_store
 from mars_ray.progress import ProgressLine
+from mars_ray.storage.location import FILE_URL, is_url
 
 ANSWER_TOKENS = 64
-FACTORIES: dict[str, Callable[[Path, int, int], Sequence[Peer]]] = {
-    "llama.cpp": llama_cpp_peers,
-    "openvino": openvino_peers,
-    "vllm": vllm_peers,
-}
-"""Factories of engines by name; each takes a model folder, threads, and the id that is never chosen."""
+Factory = Callable[[Path, int, int], Sequence[Peer]]
+"""Function that makes engines from a model folder, a number of threads, and the id that is never chosen."""
+FACTORIES: dict[str, Factory] = {"llama.cpp": llama_cpp_peers, "openvino": openvino_peers, "vllm": vllm_peers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,11 @@ def compare_peers(
     folder = resolve_model(name)
     checkpoint = load_checkpoint(folder)
     prompts = prompts_of_one_length(checkpoint, max(requests, *batches))
-    others, absent = _others(peers, folder, threads, checkpoint.mask_id)
-    if "llama.cpp" in peers and "llama.cpp" not in absent and name.endswith(".gguf"):
-        others.append(LlamaCpp(Path(name), "the file", threads, checkpoint.mask_id))
+    factories = {peer: FACTORIES[peer] for peer in peers}
+    if "llama.cpp" in peers and name.endswith(".gguf"):
+        file = fetched_from_store(name) if is_url(name) else Path(name.removeprefix(FILE_URL)).expanduser()
+        factories["llama.cpp, the file"] = partial(_file_peers, file)
+    others, absent = _others(factories, folder, threads, checkpoint.mask_id)
     del checkpoint
     ours, not_ours = _ours(folder, max(batches))
     engines: dict[str, Peer] = {peer.name: peer for peer in (*ours, *others)}
@@ -117,12 +119,19 @@ def _ours(folder: Path, rows: int) -> tuple[list[OwnEngine], dict[str, str]]:
     return engines, absent
 
 
-def _others(names: Sequence[str], folder: Path, threads: int, never_id: int) -> tuple[list[Peer], dict[str, str]]:
+def _file_peers(file: Path, _folder: Path, threads: int, never_id: int) -> list[LlamaCpp]:
+    """Return llama.cpp with a .gguf file as it is."""
+    return [LlamaCpp(file, "the file", threads, never_id)]
+
+
+def _others(
+    factories: Mapping[str, Factory], folder: Path, threads: int, never_id: int
+) -> tuple[list[Peer], dict[str, str]]:
     engines: list[Peer] = []
     absent = {}
-    for name in names:
+    for name, factory in factories.items():
         try:
-            engines += FACTORIES[name](folder, threads, never_id)
+            engines += factory(folder, threads, never_id)
         except PeerUnavailableError as error:
             absent[name] = str(error)
     return engines, absent

@@ -1,18 +1,21 @@
 """Run llama.cpp through its C interface, with all sequences of a step in one `llama_decode`, as its server does."""
 
 import ctypes
+import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.peer import PeerUnavailableError, TimedAnswers
 from mars_ray.model.digest import folder_digest
 from mars_ray.model.sources.cache import made_once
+from mars_ray.model.sources.gguf_file import GGUFFile
 
 INSTALL = "pip install 'mars-ray[peers-llama-cpp]'"
 FORMATS = {"F16": 16, "Q8_0": 8, "Q4_0": 4}
@@ -33,9 +36,9 @@ class LlamaCpp:
         self, file: Path, kind: str, threads: int, never_id: int, stop_ids: Collection[int] = frozenset()
     ) -> None:
         self.name = f"llama.cpp {kind}"
-        self.bits = FORMATS.get(kind, 4)
-        self._stop_ids = stop_ids
         self._api = api = _api()
+        self.bits = FORMATS.get(kind) or bits_of(file)
+        self._stop_ids = stop_ids
         self._threads = threads
         self._never_id = never_id
         settings = api.llama_model_default_params()
@@ -201,13 +204,28 @@ class _Text:
         return []
 
 
-def llama_cpp_peers(folder: Path, threads: int, never_id: int) -> list[LlamaCpp]:
-    """Return llama.cpp with the model in `folder` in each format. Raises a `PeerUnavailableError` with the reason.
+def llama_cpp_peers(folder: Path, threads: int, never_id: int, kinds: Iterable[str] = tuple(FORMATS)) -> list[LlamaCpp]:
+    """Return llama.cpp with the model in `folder` in some formats. Raises a `PeerUnavailableError` with the reason.
 
     The files are made once and kept in the cache. F16 is written from the weights; llama.cpp quantises the others.
     """
     _api()
-    return [LlamaCpp(quantised_file(folder, kind), kind, threads, never_id) for kind in FORMATS]
+    return [LlamaCpp(quantised_file(folder, kind), kind, threads, never_id) for kind in kinds]
+
+
+def format_of(bits: int) -> str:
+    """Return the one of `FORMATS` with `bits` bits."""
+    return next(kind for kind, kind_bits in FORMATS.items() if kind_bits == bits)
+
+
+def bits_of(file: Path) -> int:
+    """Return the bits of most weights of a .gguf file, by its header. Raises a `PeerUnavailableError`."""
+    value = GGUFFile(file).value("general.file_type")
+    names = {kind.value: kind.name for kind in gguf.LlamaFileType}
+    bits = re.search(r"\d+", names.get(value, ""))
+    if bits is None:
+        raise PeerUnavailableError(f"{file.name} has general.file_type {value}, whose bits are unknown")
+    return int(bits[0])
 
 
 def lookup_peers(folder: Path, threads: int, never_id: int, kind: str = "F16") -> tuple[LlamaCpp, LlamaCppLookup]:

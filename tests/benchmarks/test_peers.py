@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.peers import comparison, llama_cpp
 from benchmarks.peers.comparison import compare_peers, shared
 from benchmarks.peers.gguf_file import write_gguf
-from benchmarks.peers.llama_cpp import LlamaCpp, llama_cpp_peers
+from benchmarks.peers.llama_cpp import LlamaCpp, bits_of, llama_cpp_peers
 from benchmarks.peers.openvino import openvino_peers
 from benchmarks.peers.own_engine import BITS, OwnEngine
 from benchmarks.peers.peer import PeerUnavailableError, TimedAnswers
@@ -76,6 +77,34 @@ def test_the_file_holds_the_model(folder: Path, tmp_path: Path) -> None:
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
     asked = logits_of(AutoModelForCausalLM.from_pretrained(folder))
     assert (logits_of(read) - asked).norm() < 1e-3 * asked.norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        (gguf.LlamaFileType.ALL_F32, 32),
+        (gguf.LlamaFileType.MOSTLY_BF16, 16),
+        (gguf.LlamaFileType.MOSTLY_Q8_0, 8),
+        (gguf.LlamaFileType.MOSTLY_Q4_K_M, 4),
+    ],
+)
+def test_the_bits_of_a_file_are_those_of_its_header(kind: gguf.LlamaFileType, bits: int, tmp_path: Path) -> None:
+    assert bits_of(file_of(kind, tmp_path)) == bits
+
+
+def test_a_file_of_unknown_bits_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PeerUnavailableError, match=r"model\.gguf has general\.file_type 1024"):
+        bits_of(file_of(gguf.LlamaFileType.GUESSED, tmp_path))
+
+
+def file_of(kind: gguf.LlamaFileType, folder: Path) -> Path:
+    """Return a file without tensors whose header says that its weights are of one kind."""
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_file_type(kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return folder / "model.gguf"
 
 
 @pytest.mark.parametrize("folder", ["qwen3"], indirect=True)
