@@ -41,43 +41,47 @@ def decode_block_cache(
     mask_id: int,
     cache_block: int,
     script: Sequence[Replay] | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> list[DecodedSequence]:
     """Decode a static batch greedily; a row's `forwards` are the steps in which it did not idle.
 
     A row's window ends where its block ends, so with a threshold below 1 its tokens may differ from the reference's.
-    The mask token is generated only if `script`, with one entry per prompt, proposes it. Prompts must not be empty.
+    The mask token is generated only if `script`, with one entry per prompt, proposes it. `lengths` are the most tokens
+    of each row, by default `options.max_tokens`. Prompts must not be empty.
     """
     if cache_block < 1:
         raise ConfigError(f"cache_block is {cache_block}; it must be at least 1.")
     results = [DecodedSequence() for _ in prompts]
     if not prompts:
         return results
-    batch = _StaticBatch(network, prompts, options.max_tokens, mask_id)
-    for start in range(0, options.max_tokens, cache_block):
-        full = min(start + cache_block, options.max_tokens)
-        while rows := [row for row, result in enumerate(results) if _can_grow(result, full)]:
+    lengths = lengths or [options.max_tokens] * len(prompts)
+    batch = _StaticBatch(network, prompts, max(lengths), mask_id)
+    for start in range(0, max(lengths), cache_block):
+        ends = [min(start + cache_block, length) for length in lengths]
+        while rows := [row for row, result in enumerate(results) if _can_grow(result, ends[row])]:
             # Every step forwards the token before the block, which predicts its first, so crop that token too.
             batch.crop(start - 1)
-            _step(batch, rows, results, full, options, script)
+            _step(batch, rows, results, ends, options, script)
         batch.crop(start)
-        if all(result.finish_reason == "stop" for result in results):
+        if not any(_can_grow(result, length) for result, length in zip(results, lengths, strict=True)):
             break
     return results
 
 
-def _can_grow(result: DecodedSequence, full: int) -> bool:
-    return result.finish_reason != "stop" and len(result.tokens) < full
+def _can_grow(result: DecodedSequence, end: int) -> bool:
+    return result.finish_reason != "stop" and len(result.tokens) < end
 
 
 def _step(
     batch: "_StaticBatch",
     rows: list[int],
     results: list[DecodedSequence],
-    full: int,
+    ends: Sequence[int],
     options: DecodeOptions,
     script: Sequence[Replay] | None,
 ) -> None:
-    """Run one forward and extend `rows`, none of them beyond `full` tokens."""
+    """Run one forward and extend `rows`, none of them beyond its number of tokens in `ends`."""
+    full = max(ends)
     generated = [len(results[row].tokens) for row in rows]
     alone = options.mode == "ar" or accepts_nothing(options.threshold, options.metric)
     window = 1 if alone else min(options.block, full - min(generated))
@@ -94,11 +98,11 @@ def _step(
         rows, token_RW.tolist(), confidence_RW.tolist(), accepted_R.tolist(), strict=True
     ):
         result = results[row]
-        accepted = min(accepted, full - len(result.tokens))
+        accepted = min(accepted, ends[row] - len(result.tokens))
         stops = (count for count, token in enumerate(tokens[:accepted], start=1) if token in options.stop_ids)
-        ends = next(stops, None)
-        if ends is not None:
-            accepted = ends
+        stop = next(stops, None)
+        if stop is not None:
+            accepted = stop
             result.finish_reason = "stop"
         batch.write(row, len(result.tokens), tokens[:accepted])
         result.tokens += tokens[:accepted]

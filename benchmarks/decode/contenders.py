@@ -164,12 +164,8 @@ def _static(case: Subject, batch: int, cache_block: int | None) -> Sample:
         else:
             scripts = case.scripts and case.scripts[rows]
             sequences += decode_block_cache(
-                network, prompts, options, mask_id=mask_id, cache_block=cache_block, script=scripts
+                network, prompts, options, mask_id=mask_id, cache_block=cache_block, script=scripts, lengths=lengths
             )
     seconds = time.perf_counter() - started_s
-    # Tokens of random weights after the recorded length are not part of the answer.
-    pairs = list(zip(sequences, case.workload.lengths, strict=True))
-    tokens = sum(
-        min(len(sequence.tokens), length) if case.scripts else len(sequence.tokens) for sequence, length in pairs
-    )
+    tokens = sum(len(sequence.tokens) for sequence in sequences)
     return Sample(tokens=tokens, seconds=seconds, forwards=sum(sequence.forwards for sequence in sequences))

@@ -27,7 +27,6 @@ class PeerRun:
 
     outputs: list[list[int]]
     seconds: float
-    forwards: int
 
     @property
     def tokens(self) -> int:
@@ -56,7 +55,7 @@ def generate_static(
     Without stop ids every row runs to the longest length in its batch, because random weights never stop by themselves.
     """
     outputs: list[list[int]] = []
-    with _quiet(), _counted(network) as forwards:
+    with _quiet():
         started_s = clock()
         for start in range(0, len(prompts), batch):
             rows = prompts[start : start + batch]
@@ -70,7 +69,7 @@ def generate_static(
             outputs += generated_RS[:, width:].tolist()
         seconds = clock() - started_s
     cut = [_cut(output, length, stop_ids) for output, length in zip(outputs, lengths, strict=True)]
-    return PeerRun(cut, seconds, len(forwards))
+    return PeerRun(cut, seconds)
 
 
 def generate_continuous(
@@ -90,20 +89,17 @@ def generate_continuous(
     try:
         with (
             _quiet(),
-            _counted(network) as forwards,
             network.continuous_batching_context_manager(
                 generation_config=_greedy(max(lengths), stop_ids),
                 continuous_batching_config=_continuous(network, prompts, lengths, batch),
             ) as manager,
         ):
-            forwards.clear()
             started_s = clock()
             # Number the requests, because the manager would invent its own ids.
             for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
                 manager.add_request([*prompt], request_id=str(number), max_new_tokens=length)
             outputs = _collect(manager, len(prompts))
             seconds = clock() - started_s
-            steps = len(forwards)
     # Continuous batching differs between versions and may lack memory or attention kernels, so report any error.
     except Exception as error:
         return Unavailable(f"continuous batching of transformers: {type(error).__name__}: {error}")
@@ -111,7 +107,7 @@ def generate_continuous(
         if network.config._attn_implementation != attention:
             network.set_attn_implementation(attention)
     cut = [_cut(output, length, stop_ids) for output, length in zip(outputs, lengths, strict=True)]
-    return PeerRun(cut, seconds, steps)
+    return PeerRun(cut, seconds)
 
 
 def _continuous(
@@ -153,17 +149,6 @@ def _cut(output: list[int], length: int, stop_ids: frozenset[int]) -> list[int]:
     """Return the output up to its stop token or its length."""
     ends = next((count for count, token in enumerate(output, start=1) if token in stop_ids), len(output))
     return output[: min(ends, length)]
-
-
-@contextmanager
-def _counted(network: PreTrainedModel) -> Iterator[list[None]]:
-    """Yield a list that grows by one entry with every forward."""
-    forwards: list[None] = []
-    hook = network.register_forward_pre_hook(lambda _module, _args: forwards.append(None))
-    try:
-        yield forwards
-    finally:
-        hook.remove()
 
 
 @contextmanager

@@ -132,14 +132,17 @@ def test_a_stop_token_inside_a_window_ends_the_row_there_and_the_others_go_on(ne
     assert (second.tokens, second.finish_reason, second.forwards) == (free[1].tokens, "length", 2)
 
 
+@dataclass(frozen=True)
+class Steady:
+    """Proposals that count from 0, all with the same confidence."""
+
+    sure: float
+
+    def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
+        return [generated + ahead for ahead in range(window)], [self.sure] * window
+
+
 def test_a_row_that_filled_its_block_idles_until_the_slowest_has(network: PreTrainedModel) -> None:
-    @dataclass(frozen=True)
-    class Steady:
-        sure: float
-
-        def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
-            return [generated + ahead for ahead in range(window)], [self.sure] * window
-
     calls = []
     hook = network.register_forward_pre_hook(lambda _module, _args: calls.append(1))
     try:
@@ -151,6 +154,21 @@ def test_a_row_that_filled_its_block_idles_until_the_slowest_has(network: PreTra
         hook.remove()
     assert fast.tokens == slow.tokens == list(range(8))
     assert (fast.forwards, slow.forwards, len(calls)) == (2, 8, 8)
+
+
+def test_a_row_ends_at_its_own_length_and_idles_from_there(network: PreTrainedModel) -> None:
+    options = DecodeOptions(threshold=0.5, block=4, max_tokens=8)
+    short, long = decode_block_cache(
+        network,
+        [[1], [2, 3]],
+        options,
+        mask_id=MASK_ID,
+        cache_block=4,
+        script=[Steady(0.0), Steady(0.0)],
+        lengths=[2, 5],
+    )
+    assert (short.tokens, short.forwards) == ([0, 1], 2)
+    assert (long.tokens, long.forwards) == ([0, 1, 2, 3, 4], 5)
 
 
 def test_no_prompts_give_no_results_and_an_empty_block_is_refused(network: PreTrainedModel) -> None:
