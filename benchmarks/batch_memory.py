@@ -28,9 +28,10 @@ from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.row_tables import RowResult, as_json, to_table
 from mars_ray.batch.run.options import GenerateOptions
 from mars_ray.cli.shared import write_json
+from mars_ray.errors import RunError
 from mars_ray.measure import machine
+from mars_ray.program import run_program
 
-PARTS = {"reader": "ray::Read", "worker": "ray::Decoder"}
 POLL_S = 0.5
 
 
@@ -52,6 +53,10 @@ class Echo(Decoder):
                 for row in rows.to_pylist()
             ]
         )
+
+
+PARTS = {"reader": "ray::Read", "worker": f"ray::{Echo.__name__}"}
+"""Beginnings of the names of processes; Ray names the process of an actor after its class."""
 
 
 def main() -> None:
@@ -90,6 +95,8 @@ def measure(rows: int) -> dict[str, Any]:
             for part, title in PARTS.items():
                 parts_mib = [_mib(process.pid) for process in job_processes(driver.pid, title)]
                 peaks_mib[part] = max([peaks_mib[part], *parts_mib])
+        if unseen := [part for part, peak_mib in peaks_mib.items() if not peak_mib]:
+            raise RunError(f"no memory of {', '.join(unseen)} was seen; the job ended with {driver.returncode}.")
         kept_rows = pyarrow.dataset.dataset(folder / "out" / "rows").count_rows()
         return {
             "mib": peaks_mib,
@@ -110,4 +117,4 @@ def _mib(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.batch_memory", main)

@@ -23,7 +23,7 @@ import numpy as np
 from openai import OpenAI
 from openai.types.batch import Batch
 
-from mars_ray.cli.shared import write_json
+from benchmarks.report import write_report
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.arrivals import Poisson
@@ -31,12 +31,15 @@ from mars_ray.load.client import Target, find_model, parse_url
 from mars_ray.load.generator import run_load
 from mars_ray.load.plan import bundled_prompts, closed_loop, poisson
 from mars_ray.load.record import RequestOutcome
-from mars_ray.measure import machine, spread
+from mars_ray.measure import spread
+from mars_ray.model.resolve import short_name
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
 URL: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 MAX_TOKENS = 128
+THRESHOLD = 0.95
+"""Threshold of the rows, of a batch and of `generate`."""
 ENDED = ("completed", "failed", "expired", "cancelled")
 POLL_S = 0.1
 
@@ -44,9 +47,10 @@ POLL_S = 0.1
 class BatchBench:
     """One endpoint under measurement."""
 
-    def __init__(self, url: str, rate: float, callers: int, rows: int, seed: int) -> None:
+    def __init__(self, url: str, model: str, rate: float, callers: int, rows: int, seed: int) -> None:
         self._url = url
-        self._model = asyncio.run(find_model(url, None, None)).name
+        self._local_model = model
+        self._model = asyncio.run(find_model(url, None, short_name(model))).name
         self._client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=5)
         self._rate = Poisson(rate)
         self._callers = callers
@@ -64,6 +68,7 @@ class BatchBench:
                         "messages": request.messages,
                         "max_tokens": MAX_TOKENS,
                         "temperature": 0,
+                        "threshold": THRESHOLD,
                     },
                 }
             )
@@ -85,11 +90,12 @@ class BatchBench:
         batch = self._begin(self._lines)
         began_s = time.monotonic()
         p95_s = self._p95_s()
-        counts = self._client.batches.retrieve(batch.id).request_counts
-        done = counts.completed if counts else 0
+        now = self._client.batches.retrieve(batch.id)
         seconds = time.monotonic() - began_s
-        if done < len(self._lines):
-            self._client.batches.cancel(batch.id)
+        done = now.request_counts.completed if now.request_counts else 0
+        if now.status in ENDED or done == len(self._lines):
+            raise RunError("the batch ended before the callers; raise --rows.")
+        self._client.batches.cancel(batch.id)
         self._wait(batch)
         return {"p95_with_batch_s": p95_s, "rows_per_s_beside_callers": done / seconds}
 
@@ -105,8 +111,8 @@ class BatchBench:
             rows = Path(folder) / "rows.jsonl"
             rows.write_text("\n".join(self._lines))
             output = Path(folder) / "out"
-            command = [sys.executable, "-m", "mars_ray", "generate", "--model", "bundled", "--input", str(rows)]
-            command += ["--output", str(output), "--threshold", "0.95"]
+            command = [sys.executable, "-m", "mars_ray", "generate", "--model", self._local_model]
+            command += ["--input", str(rows), "--output", str(output)]
             subprocess.run(command, check=True, capture_output=True)
             report = json.loads((output / "report.json").read_text())
         return {"rows_per_s_generate": report["rows"] / report["seconds"]}
@@ -129,12 +135,12 @@ class BatchBench:
         return now
 
 
-def bench_batches(url: str, rate: float, callers: int, rows: int, rounds: int, seed: int) -> dict[str, Any]:
+def bench_batches(url: str, model: str, rate: float, callers: int, rows: int, rounds: int, seed: int) -> dict[str, Any]:
     """Measure, print, and return the report. Raises an `InputError`, or a `RunError` when a request fails."""
     for name, value in {"rate": rate, "callers": callers, "rows": rows, "rounds": rounds}.items():
         if value <= 0:
             raise ConfigError(f"{name} is {value}; it must be above 0.")
-    bench = BatchBench(parse_url(url), rate, callers, rows, seed)
+    bench = BatchBench(parse_url(url), model, rate, callers, rows, seed)
     figures: list[dict[str, float]] = []
     with ProgressLine("rounds", total=rounds) as progress:
         for number in range(rounds):
@@ -145,9 +151,6 @@ def bench_batches(url: str, rate: float, callers: int, rows: int, rounds: int, s
     print(f"p95 of callers with a batch, of that without: {latency.median:.2f} ({latency.min:.2f}-{latency.max:.2f})")
     print(f"rows/s of a batch, of generate's: {speed.median:.2f} ({speed.min:.2f}-{speed.max:.2f})")
     return {
-        "command": f"python -m benchmarks.batches --rate {rate:g} --callers {callers} --rows {rows} --rounds {rounds} "
-        f"--seed {seed}",
-        "machine": machine(),
         "p95_ratio": asdict(latency),
         "rows_per_s_ratio": asdict(speed),
         "rounds": figures,
@@ -158,6 +161,7 @@ def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="an idle `mars-ray serve` with storage")
+    parser.add_argument("--model", default="bundled", help="the model it serves")
     parser.add_argument("--rate", type=float, required=True, help="callers' requests per second: half of the capacity")
     parser.add_argument("--callers", type=int, default=200, help="callers' requests per measurement")
     parser.add_argument("--rows", type=int, default=1000, help="rows of a batch")
@@ -166,7 +170,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     counts = (options.callers, options.rows, options.rounds, options.seed)
-    write_json(options.json, bench_batches(options.url, options.rate, *counts))
+    write_report(options.json, bench_batches(options.url, options.model, options.rate, *counts))
 
 
 if __name__ == "__main__":

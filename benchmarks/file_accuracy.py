@@ -57,7 +57,8 @@ def main() -> None:
         examples=arguments.examples, seeds=1, data=arguments.data, allow_code_execution=arguments.allow_code_execution
     )
     tasks = {name: open_tasks([name], options)[0].questions for name in arguments.task or TASKS}
-    check_sandbox()
+    if "humaneval" in tasks:
+        check_sandbox()
     results: dict[str, dict[str, list[bool]]] = {}
     questions = [question for task in tasks.values() for question in task]
     for engine in arguments.engine or ENGINES:

@@ -24,15 +24,14 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.decode.contenders import subject
+from benchmarks.report import write_report
 from benchmarks.whole_numbers import whole_numbers
-from mars_ray.cli.shared import write_json
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.kv.cache import bytes_per_token, kv_shape
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError
-from mars_ray.measure import machine
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.program import run_program
 
@@ -201,7 +200,9 @@ def bench_floor(name: str, batches: Sequence[int], dtype: DtypeOrAuto) -> dict[s
         for batch in batches
         for block in (1, BLOCK)
     }
-    engine = Engine(replace(case.checkpoint), EngineOptions(max_num_seqs=max(batches)))
+    # All prompts fit into one step, so that no sequence is ahead of the others.
+    options = EngineOptions(max_num_seqs=max(batches), max_prefill_tokens=max(batches) * CONTEXT)
+    engine = Engine(replace(case.checkpoint), options)
     rows = []
     table = Table(
         title=f"{name}, {case.dtype.name}: engine step and its floor, {CONTEXT} tokens cached, one thread, in ms"
@@ -229,7 +230,7 @@ def bench_floor(name: str, batches: Sequence[int], dtype: DtypeOrAuto) -> dict[s
         "threads": 1,
         "context": CONTEXT,
     }
-    return {"machine": machine(), **settings, "steps": rows}
+    return {**settings, "steps": rows}
 
 
 def main() -> None:
@@ -240,7 +241,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=get_args(DtypeOrAuto), default="auto")
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    write_json(options.json, bench_floor(options.model, whole_numbers(options.batch), options.dtype))
+    write_report(options.json, bench_floor(options.model, whole_numbers(options.batch), options.dtype))
 
 
 def _step_seconds(engine: Engine, batch: int, block: int) -> float:
@@ -258,6 +259,7 @@ def _step_seconds(engine: Engine, batch: int, block: int) -> float:
         started_s = time.perf_counter()
         engine.step()
         seconds.append(time.perf_counter() - started_s)
+    assert engine.running == batch, "an answer ended during the measurement"
     for number in range(batch):
         engine.cancel(str(number))
     engine.step()

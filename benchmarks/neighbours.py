@@ -28,6 +28,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.engine_process import SPIN
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
+from mars_ray.errors import ConfigError, RunError
 from mars_ray.measure import machine, spread
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
@@ -36,6 +37,7 @@ from mars_ray.progress import ProgressLine
 from mars_ray.usable_cpus import usable_cpus
 
 BUSY = [sys.executable, "-c", "while True: pass"]
+MOST_ROWS = 16
 CONTEXT = 128
 """Prompt tokens of each sequence."""
 PERIOD_US = 100_000
@@ -54,14 +56,17 @@ class EngineProcess:
     def begin(self, rows: int, seconds: float) -> None:
         """Begin to decode `rows` sequences for some seconds."""
         assert self.process.stdin
-        self.process.stdin.write(f"{rows} {seconds}\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # `steps_ms` reports an engine that has ended
+            self.process.stdin.write(f"{rows} {seconds}\n")
+            self.process.stdin.flush()
 
     def steps_ms(self) -> list[float]:
-        """Wait for the end, and return the milliseconds of each step."""
+        """Wait for the end, and return the milliseconds of each step. Raises a `RunError` if the engine has ended."""
         assert self.process.stdout
-        steps: list[float] = json.loads(self.process.stdout.readline())
-        return steps
+        if line := self.process.stdout.readline():
+            steps: list[float] = json.loads(line)
+            return steps
+        raise RunError(f"an engine ended with status {self.process.wait()}; its message is above.")
 
     def measure(self, rows: int, seconds: float) -> list[float]:
         """Decode `rows` sequences for some seconds, and return the milliseconds of each step."""
@@ -76,7 +81,7 @@ def work(name: str, threads: int) -> None:
     torch.set_num_threads(threads)
     out, sys.stdout = sys.stdout, sys.stderr
     model = check_folder(resolve_model(name), "auto", "cpu")
-    engine, _ = start_engine(model, EngineOptions(engine="mars", max_num_seqs=16), {})
+    engine, _ = start_engine(model, EngineOptions(engine="mars", max_num_seqs=MOST_ROWS), {})
     number = 0
     for line in sys.stdin:
         rows, seconds = line.split()
@@ -146,6 +151,8 @@ def quota(cpus: float, pid: int) -> Iterator[None]:
 
 def bench(model: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Measure, and return the median and the 95th percentile of the steps of each round."""
+    if not 1 <= rows <= MOST_ROWS:
+        raise ConfigError(f"rows is {rows}; it must be in 1..{MOST_ROWS}.")
     most = usable_cpus()
     threads = {"1 thread": 1, f"{most} threads": most}
     engines = {name: EngineProcess(model, count) for name, count in threads.items()}

@@ -39,6 +39,7 @@ from mars_ray.load.record import PlannedRequest, RequestOutcome, RequestRecord, 
 from mars_ray.load.summary import summarize
 from mars_ray.model.card import CalibrationPoint
 from mars_ray.model.resolve import resolve_model
+from mars_ray.program import run_program
 from mars_ray.simulate.arrivals import Arrival, Arrivals
 from mars_ray.simulate.machine import Machine, read_machine
 from mars_ray.simulate.simulator import Simulation, SimulationOptions, simulate
@@ -82,13 +83,14 @@ def main() -> None:
     results = []
     for path in arguments.traces:
         rows = busiest(read_trace(path), arguments.seconds)
-        speed = None
+        capacity = None
         for name in arguments.policy or POLICIES:
             policy = POLICIES[name]
             with controlled(model_args, policy, slo, arguments.rehearse):
-                if speed is None:
-                    capacity = capacity_of(rows, pool, arguments.capacity_requests)
-                    speed = arguments.load * capacity / (len(rows) / arguments.seconds)
+                # Of every policy, because it warms up the engines.
+                rate = capacity_of(rows, pool, arguments.capacity_requests)
+                capacity = capacity or rate
+                speed = arguments.load * capacity / (len(rows) / arguments.seconds)
                 front_s = front_seconds(pool)
                 with Sampler() as sampler:
                     records, reports = run_trace(rows, pool, speed)
@@ -308,4 +310,4 @@ def show(results: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program("benchmarks.policy_real", main)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve_overhead --clients 16 --json overhead.json    # while `mars-ray serve` is idle
 
-Both decode greedily the same prompts in the same order, with the same number of requests in flight.
+Both decode greedily at threshold 1 the same prompts in the same order, with the same number of requests in flight.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.options import EngineOptions
-from mars_ray.engine.request import Request, SamplingParams
+from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError, RunError
 from mars_ray.load.client import Target, find_model, parse_url
 from mars_ray.load.generator import run_load
@@ -39,6 +39,8 @@ MAX_TOKENS = 128
 UNSTREAMED = "served, not streamed"
 STREAMED = "served, streamed"
 ALONE = "engine alone"
+PINNED = {"temperature": 0, "threshold": 1.0}
+"""Fields of each request. The threshold keeps the controller from changing the work while it is measured."""
 SAME = EngineOptions()
 """Default options of an endpoint's engine."""
 
@@ -57,7 +59,7 @@ def bench_overhead(
     engine = _EngineAlone(model, planned, clients, engine_options)
 
     def endpoint_sample(stream: bool) -> Sample:
-        target = Target(url=url, model=model_name, stream=stream, extra_body={"temperature": 0})
+        target = Target(url=url, model=model_name, stream=stream, extra_body=PINNED)
         return asyncio.run(load_endpoint(target, planned, clients))
 
     with ProgressLine("runs", total=3 * (rounds + 1)) as progress:
@@ -107,8 +109,10 @@ class _EngineAlone:
         """Decode all prompts, up to `clients` of them at a time."""
         engine = self._engine
         sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+        decode = DecodeParams(threshold=PINNED["threshold"])
         requests = (
-            Request(id=str(number), prompt=prompt, sampling=sampling) for number, prompt in enumerate(self._prompts)
+            Request(id=str(number), prompt=prompt, sampling=sampling, decode=decode)
+            for number, prompt in enumerate(self._prompts)
         )
         tokens = forwards = 0
         started_s = time.perf_counter()

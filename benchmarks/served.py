@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ class Sampler:
 
     def _sample(self) -> None:
         while not self._ended.wait(1.0):
-            self._read()
+            with suppress(httpx2.HTTPError):  # the next second counts these tokens
+                self._read()
 
     def _read(self) -> None:
         threshold, tokens = _generated()

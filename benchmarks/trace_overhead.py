@@ -4,8 +4,8 @@
     OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 mars-ray serve --port 8001       # in another, with a collector
     python -m benchmarks.trace_overhead --on http://127.0.0.1:8001 --json traces.json
 
-Both get the same prompts in the same order, with the same number of requests in flight. Answers are short, so the
-gateway has much to do for each token: with longer answers, traces cost a smaller share.
+Both get the same prompts in the same order at threshold 1, with the same number of requests in flight. Answers are
+short, so the gateway has much to do for each token: with longer answers, traces cost a smaller share.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serve_overhead import load_endpoint
+from benchmarks.serve_overhead import PINNED, load_endpoint
 from mars_ray.cli.shared import write_json
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
@@ -40,7 +40,7 @@ def bench_traces(urls: dict[str, str], clients: int, requests: int, rounds: int,
     def sample(url: str) -> Sample:
         async def run() -> Sample:
             model = (await find_model(url, None, None)).name
-            target = Target(url=url, model=model, stream=True, extra_body={"temperature": 0})
+            target = Target(url=url, model=model, stream=True, extra_body=PINNED)
             return await load_endpoint(target, planned, clients)
 
         return asyncio.run(run())

@@ -14,6 +14,11 @@ def append(file: Path, line: dict[str, Any]) -> None:
         print(text, flush=True)
 
 
+def last_run(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of the last run, which begins with its machine and model."""
+    return lines[max((number for number, line in enumerate(lines) if "machine" in line), default=0) :]
+
+
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Return the whole lines of `file`; a last line that was cut is left out."""
     if not file.exists():

@@ -8,8 +8,8 @@
 `steps`: a step of vLLM by callers, with random weights. `answers`: answers and speed of a trained model in vLLM.
 `torch`: the answers of our engine, its steps, and training. On an H200 they took 51, 105, 55 and 91 seconds, and
 importing vLLM 20. `train`, with `--data`: an adapter is trained for `--seconds`, and the best one is kept next to the
-figures. Each figure is a line of the file at once, so a run that is cut keeps what it had; a run with the same file
-adds to it.
+figures. Each figure is a line of the file at once, so a run that is cut keeps what it had. A run with the same file
+adds to it, and prints only its own figures.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.gpu.equality import equality
 from benchmarks.gpu.forked import Measurement, import_vllm, run
-from benchmarks.gpu.lines import append, read_lines
+from benchmarks.gpu.lines import append, last_run, read_lines
 from benchmarks.gpu.settings import CALLERS, SHAPES, SMALL_CALLERS, gpu_of, step_model
 from benchmarks.gpu.vllm_options import GRAPHS, EngineKind
 from mars_ray.errors import ConfigError
@@ -159,7 +159,7 @@ def main() -> None:
         print(f"{measurement.name} ...", file=sys.stderr, flush=True)
         if reason := run(measurement, logs):
             append(arguments.json, {"name": measurement.name, "unavailable": reason[:300]})
-    show(read_lines(arguments.json), arguments.gpu, model)
+    show(last_run(read_lines(arguments.json)), arguments.gpu, model)
 
 
 def gpu_name() -> str:

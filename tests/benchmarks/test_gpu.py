@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.equality import TIE, equality
-from benchmarks.gpu.lines import append, read_lines
+from benchmarks.gpu.lines import append, last_run, read_lines
 from benchmarks.gpu.run import TOKENS_PER_SEQ, main, modelled_s
 from benchmarks.gpu.settings import gpu_of, step_model
 from mars_ray.errors import ConfigError
@@ -60,6 +60,13 @@ def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     with file.open("a") as lines:
         lines.write('{"callers": 8, "step')
     assert read_lines(file) == [{"callers": 1}]
+
+
+def test_the_last_run_begins_with_the_last_machine() -> None:
+    first = [{"machine": {}, "model": "bundled"}, {"callers": 1}]
+    last = [{"machine": {}, "model": "smollm2"}, {"callers": 8}]
+    assert last_run([*first, *last]) == last
+    assert last_run([{"callers": 1}]) == [{"callers": 1}]
 
 
 @pytest.mark.parametrize("engines", ["mars-0", "mars-x", "eagle", "stock,mars-64"])
