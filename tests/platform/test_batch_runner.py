@@ -318,6 +318,22 @@ def test_batches_that_pause_for_their_own_limits_keep_no_place_of_others(tmp_pat
     run_until(BatchRunner(place.tools(Limits(at_once))), lambda: place.batches.get(OWNER, rich).status == "completed")
 
 
+@pytest.mark.parametrize("code", ["model_not_ready", "adapter_unavailable"])
+def test_batches_whose_model_is_not_ready_hold_up_no_other_batch_of_their_key(tmp_path: Path, code: str) -> None:
+    place = Place(tmp_path / "batches")
+    for _ in range(runner.BATCHES_OF_OWNER):
+        place.begin(1, "1h", model="small")
+    id = place.begin(1, "2h")
+
+    class NotReady(Routes):
+        async def call(self, batch: StoredBatch, body: dict[str, Any], id: str) -> RouteAnswer:
+            if "model" in body:
+                return RouteAnswer(503, {"error": {"code": code}}, "id", 10)
+            return await super().call(batch, body, id)
+
+    run_until(BatchRunner(place.tools(NotReady(at_once))), lambda: place.batches.get(OWNER, id).status == "completed")
+
+
 def test_batches_begin_in_turn_for_each_owner_and_by_deadline_for_one(tmp_path: Path) -> None:
     place = Place(tmp_path / "batches")
     late, soon, soonest = (place.begin(1, window) for window in ("3h", "2h", "1h"))

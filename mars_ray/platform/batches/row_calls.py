@@ -36,7 +36,10 @@ FAILURES = 3
 RETRIED = frozenset({408, 429, 502, 503, 504})
 """Statuses after which a row is sent again."""
 NO_ROOM = frozenset({"overloaded", "unavailable", "replica_lost"})
-"""Error codes for lack of room. Other refusals concern the batch itself: a limit of its key, or missing prices."""
+"""Error codes for lack of room. Other refusals concern the batch itself: a limit of its key, missing prices, or a model
+or adapter that is not ready."""
+PRICES_MISSING = "prices_missing"
+"""Error code of a key with a budget in money on an endpoint without prices."""
 NOT_REPEATED = "engine_hung"
 """Error code of a request that hung an engine. It must not be sent to another engine."""
 
@@ -68,7 +71,7 @@ class RouteCaller(Protocol):
 
 
 class BatchPause:
-    """Pause of one batch whose rows a limit of its own refuses. It holds no turn of the endpoint.
+    """Pause of one batch whose rows are refused for a reason of its own. It holds no turn of the endpoint.
 
     It begins with a refusal and ends with the first answer after its time. Use it on one event loop.
     """
@@ -77,14 +80,17 @@ class BatchPause:
         self._ends_s = time.monotonic()
         self._next = asyncio.Lock()
         self._ended = False
+        self.limited = False
+        """Whether the last refusal was one by a limit of the key, which would refuse its other batches too."""
 
     @property
     def left_s(self) -> float:
         """Seconds until rows may try again; negative once they may."""
         return self._ends_s - time.monotonic()
 
-    def refused(self, retry_after_s: float | None) -> None:
+    def refused(self, retry_after_s: float | None, *, limited: bool) -> None:
         """Pause for the seconds after which the endpoint invites another try."""
+        self.limited = limited
         seconds = REFUSED_S if retry_after_s is None else retry_after_s
         self._ends_s = max(self._ends_s, time.monotonic() + seconds)
 
@@ -103,8 +109,8 @@ class BatchPause:
 
 
 class RowCalls:
-    """Sends rows to the endpoint, as many at a time as their model takes. A batch that its own limits refuse pauses
-    alone."""
+    """Sends rows to the endpoint, as many at a time as their model takes. A batch that is refused for a reason of its
+    own pauses alone."""
 
     def __init__(self, caller: RouteCaller, in_flight: int = IN_FLIGHT) -> None:
         self.caller = caller
@@ -114,7 +120,7 @@ class RowCalls:
         self._answered = 0
         self._tokens = 0
         self._pauses: dict[str, BatchPause] = {}
-        """Pauses of batches that a limit of their own has refused since their last answer, by id."""
+        """Pauses of batches that were refused for a reason of their own since their last answer, by id."""
 
     @property
     def mean_tokens(self) -> float:
@@ -155,13 +161,19 @@ class RowCalls:
                 elif _code(answer.body) in NO_ROOM:
                     limit.refused(turn)
                 else:
-                    self._pauses.setdefault(batch.id, BatchPause()).refused(answer.retry_after_s)
+                    limited = answer.status == 429 or _code(answer.body) == PRICES_MISSING
+                    self._pauses.setdefault(batch.id, BatchPause()).refused(answer.retry_after_s, limited=limited)
                     continue
             await asyncio.sleep(PAUSE_S)
 
     def is_paused(self, batch: StoredBatch) -> bool:
         """Return whether the batch pauses after a refusal that concerns this batch alone."""
         return batch.id in self._pauses
+
+    def is_limited(self, batch: StoredBatch) -> bool:
+        """Return whether the batch pauses for a limit of its key."""
+        pause = self._pauses.get(batch.id)
+        return pause is not None and pause.limited
 
     def forget(self, batch: StoredBatch) -> None:
         """End the pause of a batch that does not run any more."""

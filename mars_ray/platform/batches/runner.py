@@ -73,7 +73,7 @@ class BatchRunner:
     def backlogs(self) -> dict[str, Backlog]:
         """Return the work that is left for each model. A batch counts for the model of its first row that names one.
 
-        Batches that a limit of their own holds up are left out: more room does not help them.
+        Paused batches are left out, because more room does not help them.
         """
         runs: dict[str, list[BatchRun]] = {}
         for run, _ in self._running.values():
@@ -129,12 +129,12 @@ class BatchRunner:
         """Return the batches to start, each of the owner with the fewest running ones. `waiting` is in order of
         deadlines.
 
-        Batches that a limit of their own holds up keep no place. Others of the same key would be held up, too.
+        Paused batches keep no place. A limit of their key would hold up its other batches too, so those wait.
         """
         begun = [run.batch for id, (run, _) in self._running.items() if id not in self._ending]
-        paused_keys = {batch.key for batch in begun if self._tools.calls.is_paused(batch)}
+        limited_keys = {batch.key for batch in begun if self._tools.calls.is_limited(batch)}
         running = Counter(batch.owner for batch in begun if not self._tools.calls.is_paused(batch))
-        left = [batch for batch in waiting if batch.key not in paused_keys]
+        left = [batch for batch in waiting if batch.key not in limited_keys]
         chosen: list[StoredBatch] = []
         while left and running.total() < BATCHES:
             batch = min(left, key=lambda batch: running[batch.owner])
