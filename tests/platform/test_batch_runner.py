@@ -30,7 +30,7 @@ from mars_ray.platform.batches.input_file import BatchRow
 from mars_ray.platform.batches.protocol import BatchRequest, BatchUrl, StorageLimits
 from mars_ray.platform.batches.row_calls import RouteAnswer, RowCalls
 from mars_ray.platform.batches.runner import BatchRunner
-from mars_ray.platform.batches.storage_paths import BatchFolders, open_blocks, result_id
+from mars_ray.platform.batches.storage_paths import BatchFolders, open_blocks, owner_name, result_id
 from mars_ray.storage import driver_lease
 from tests.factories.clock import Clock
 
@@ -484,6 +484,20 @@ def test_at_the_deadline_the_other_rows_are_errors_even_if_the_clock_of_the_mach
     errors = place.lines(batch.error_file_id)
     assert sorted(errors, key=int) == [str(number) for number in range(5, 20)]
     assert {line["error"]["code"] for line in errors.values()} == {"batch_expired"}
+
+
+def test_a_batch_whose_end_was_not_stored_at_its_deadline_is_expired_all_the_same(place: Place) -> None:
+    id = place.begin(3)
+    place.unix.now_s += 3601
+    stray = place.root / "files" / owner_name(OWNER) / result_id(id, "error")
+    stray.write_bytes(b"")  # where the folder of the errors file must be
+    with pytest.raises(UnavailableError):
+        place.run(Routes(at_once))
+    stray.unlink()
+    place.run(Routes(at_once))
+    batch = place.batches.get(OWNER, id)
+    assert batch.status == "expired"
+    assert {line["error"]["code"] for line in place.lines(batch.error_file_id).values()} == {"batch_expired"}
 
 
 def test_a_second_driver_of_a_batch_is_kept_out(place: Place) -> None:

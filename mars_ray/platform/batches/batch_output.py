@@ -64,6 +64,10 @@ class BatchOutput:
         """Return the number of rows that are done without and with an error."""
         return await self._run(self._counts)
 
+    async def has_error(self, reason: str) -> bool:
+        """Return whether a row that is done has an error with this reason."""
+        return await self._run(lambda: reason in self._output.ledger.error_counts())
+
     async def flush(self) -> None:
         """Write all results to the files that `answers` and `errors` read."""
         await self._run(self._output.flush)

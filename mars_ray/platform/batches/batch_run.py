@@ -191,16 +191,15 @@ class BatchRun:
 
     async def _take_late(self, output: BatchOutput) -> None:
         """Write an error for each row that is not done."""
-        late = 0
         try:
             async with aclosing(self._undone_rows(output)) as groups:
                 async for rows in groups:
-                    late += len(rows)
                     await output.take([refused_row(self.batch, row, EXPIRED, EXPIRED_TEXT) for row in rows])
         except StoredNotFoundError as error:
             self._errors = _errors("file_not_found", str(error))
         else:
-            self._stop = "expired" if late else None  # a driver that stored all rows in time was stopped later
+            # An earlier driver may have been stopped after it had stored all rows, in time or with these errors.
+            self._stop = "expired" if await output.has_error(EXPIRED_TEXT) else None
         await self._count(output)
 
     def _store_results(self, answers: Iterator[bytes], errors: Iterator[bytes]) -> Mapping[str, object]:
