@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +20,7 @@ from mars_ray.batch.output import job_log
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.demand import TOKENS_AT_FIRST
-from mars_ray.errors import OutputError, RequestError, UnavailableError
+from mars_ray.errors import OutputError, RequestError, RunError, UnavailableError
 from mars_ray.platform.batches import batch_run, row_calls, runner, storage_paths
 from mars_ray.platform.batches.batch_output import UsageSum
 from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
@@ -133,7 +133,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(job_log, "COMMIT_S", 0.02)
     monkeypatch.setattr(driver_lease, "LEASE_S", 0.3)
     monkeypatch.setattr(driver_lease, "POLL_S", 0.05)
+    monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)
     monkeypatch.setattr(row_calls, "PAUSE_S", 0.0)
+    if request.param == "s3":  # for tests that need uploads of which nothing shows before their end
+        return Place(request.getfixturevalue("bucket") / "batches")
     return Place(tmp_path / "batches" if request.param == "folder" else UPath(f"memory://{uuid.uuid4().hex}/batches"))
 
 
@@ -521,6 +524,45 @@ def test_a_second_driver_of_a_batch_is_kept_out(place: Place) -> None:
 
     if isinstance(place.root, Path):  # a lease in a store tells processes apart, and this test has only one
         asyncio.run(both())
+
+
+@pytest.mark.parametrize("place", ["store"], indirect=True)
+def test_a_driver_that_wakes_after_another_has_ended_its_batch_leaves_the_state(place: Place) -> None:
+    id = place.begin(1)
+
+    async def silent(_: str) -> None:
+        await asyncio.to_thread(place.run, Routes(at_once))
+
+    with pytest.raises(RunError, match="taken over"):
+        place.run(Routes(silent))
+    assert place.batches.get(OWNER, id).status == "completed"
+    assert place.batches.unfinished() == []
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_a_driver_that_wakes_while_it_stores_results_leaves_those_of_another(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = place.begin(2)
+    write = place.files.write
+
+    def write_late(owner: str, file: str, lines: Iterable[bytes], *fields: Any) -> None:
+        """Write a file in the middle of which another driver ends the batch."""
+
+        def partial() -> Iterator[bytes]:
+            yield b"partial"
+            monkeypatch.setattr(place.files, "write", write)
+            place.run(Routes(at_once))
+            yield from lines
+
+        write(owner, file, partial(), *fields)
+
+    monkeypatch.setattr(place.files, "write", write_late)
+    with pytest.raises(RunError, match="taken over"):
+        place.run(Routes(at_once))
+    batch = place.batches.get(OWNER, id)
+    assert batch.status == "completed"
+    assert sorted(place.lines(batch.output_file_id)) == ["0", "1"]
 
 
 def test_batches_wait_for_a_storage_that_is_away(

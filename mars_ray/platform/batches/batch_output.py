@@ -73,8 +73,16 @@ class BatchOutput:
         await self._run(self._output.flush)
 
     async def run(self, work: Callable[[Iterator[bytes], Iterator[bytes]], T]) -> T:
-        """Return the result of `work`, which gets the lines of the output file and of the errors file."""
-        return await self._run(lambda: work(self._answers(), self._errors()))
+        """Return the result of `work`, which gets the lines of the output file and of the errors file.
+
+        Reading past the last line of each raises `RunError` if another driver has taken over, because that driver may
+        have removed lines.
+        """
+        return await self._run(lambda: work(self._own(self._answers()), self._own(self._errors())))
+
+    async def check_driver(self) -> None:
+        """Raise `RunError` if another driver has taken over the batch."""
+        await self._run(self._check_driver)
 
     def _begin(self) -> None:
         make_folder(self._folder.parent)
@@ -94,6 +102,14 @@ class BatchOutput:
     def _errors(self) -> Iterator[bytes]:
         if (path := self._output.errors_file) is not None:
             yield from lines_of(path)
+
+    def _own(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        yield from lines
+        self._check_driver()
+
+    def _check_driver(self) -> None:
+        if (log := self._output._log) is not None:  # on a disk, a lock keeps other drivers out
+            log.check_driver()
 
     async def _end(self) -> None:
         try:

@@ -2,7 +2,8 @@
 
 In:    a stored batch, stores, calls of the endpoint.
 Out:   states of the batch, an output file and an errors file.
-Never: answers a row that is done, works past the deadline, or ends a batch before its results are stored.
+Never: answers a row that is done, works past the deadline, ends a batch before its results are stored, or changes the
+       state or the results of a batch that another driver has taken over.
 """
 
 import asyncio
@@ -91,7 +92,7 @@ class BatchRun:
         settings = {"input_file_id": self.batch.request.input_file_id}
         async with BatchOutput(self._tools.batches.folder(self.batch) / JOB, settings) as output:
             self.state = await asyncio.to_thread(self._tools.batches.state, self.batch)
-            if self.state.status not in ENDED and await self._begin():
+            if self.state.status not in ENDED and await self._begin(output):
                 await self._count(output)
                 try:
                     await self._answer_rows(output)
@@ -100,19 +101,19 @@ class BatchRun:
                 await self._end(output)
         await asyncio.to_thread(self._tools.batches.forget, self.batch)
 
-    async def _begin(self) -> bool:
+    async def _begin(self, output: BatchOutput) -> bool:
         """Check the input file unless an earlier driver has, and return whether the rows can run."""
         if self.state.status != "validating":
             return True
         try:
             check = await asyncio.to_thread(self._checked)
         except StoredNotFoundError as error:
-            await self._fail(errors=_errors("file_not_found", str(error)))
+            await self._fail(output, errors=_errors("file_not_found", str(error)))
             return False
         if check.errors:
-            await self._fail(errors=tuple(error.model_dump() for error in check.errors))
+            await self._fail(output, errors=tuple(error.model_dump() for error in check.errors))
             return False
-        await self._write(status="in_progress", in_progress_at=self._now(), total=check.rows, model=check.model)
+        await self._write(output, status="in_progress", in_progress_at=self._now(), total=check.rows, model=check.model)
         return True
 
     def _checked(self) -> InputCheck:
@@ -183,11 +184,11 @@ class BatchRun:
         if self._stop == "expired":
             await self._take_late(output)
         if self.state.finalizing_at is None:
-            await self._write(status="finalizing", finalizing_at=self._now())
+            await self._write(output, status="finalizing", finalizing_at=self._now())
         await output.flush()
         results = await output.run(self._store_results)
         status: Status = self._stop or "completed"
-        await self._write(status=status, errors=self._errors, **results, **{f"{status}_at": self._now()})
+        await self._write(output, status=status, errors=self._errors, **results, **{f"{status}_at": self._now()})
 
     async def _take_late(self, output: BatchOutput) -> None:
         """Write an error for each row that is not done."""
@@ -220,12 +221,14 @@ class BatchRun:
     async def _count(self, output: BatchOutput) -> None:
         completed, failed = await output.counts()
         if (completed, failed) != (self.state.completed, self.state.failed):
-            await self._write(completed=completed, failed=failed)
+            await self._write(output, completed=completed, failed=failed)
 
-    async def _fail(self, **fields: object) -> None:
-        await self._write(status="failed", failed_at=self._now(), **fields)
+    async def _fail(self, output: BatchOutput, **fields: object) -> None:
+        await self._write(output, status="failed", failed_at=self._now(), **fields)
 
-    async def _write(self, **fields: object) -> None:
+    async def _write(self, output: BatchOutput, **fields: object) -> None:
+        # A state that is written after another driver has ended the batch would stay, so the batch would never end.
+        await output.check_driver()
         state = BatchState.model_validate(self.state.model_dump() | fields)
         await asyncio.to_thread(self._tools.batches.write_state, self.batch, state)
         counts = self._tools.counts

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
+from fsspec.spec import AbstractBufferedFile
 from openai.types.file_object import FileObject
 
 from mars_ray.errors import DataError, QuotaError, StoredNotFoundError
@@ -99,10 +100,19 @@ class NewFile:
         with unavailable(self._folder):
             self._file.close()
 
+    def abort(self) -> None:
+        """End the writing. An earlier content stays if the client of the store can abort an upload. Errors are
+        ignored."""
+        with suppress(Exception):
+            if isinstance(self._file, AbstractBufferedFile):
+                self._file.closed = True  # its `close` would end the upload and replace the content
+                self._file.discard()
+            else:
+                self.close()
+
     def discard(self) -> None:
         """Remove what was written. Errors of the storage are ignored, because `FileStore.sweep` repeats the removal."""
-        with suppress(Exception):
-            self.close()
+        self.abort()
         with suppress(Exception):
             remove(self._folder)
 
@@ -131,13 +141,17 @@ class FileStore:
 
     def write(self, owner: str, id: str, chunks: Iterable[bytes], filename: str, expires_after_s: int | None) -> None:
         """Store the results of a batch as the file `id`, which replaces an earlier file with this id."""
-        file = NewFile(self._folders.files(owner) / id, id, self._clock)
+        folder = self._folders.files(owner) / id
+        file = NewFile(folder, id, self._clock)
         try:
             for chunk in chunks:
                 file.write(chunk)
             file.finish(filename, "batch_output", expires_after_s)
         except BaseException:
-            file.discard()
+            if isinstance(folder, Path):
+                file.discard()
+            else:  # another driver of the batch may have written the file meanwhile
+                file.abort()
             raise
 
     def get(self, owner: str, id: str) -> FileObject:
