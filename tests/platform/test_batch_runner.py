@@ -20,7 +20,7 @@ from mars_ray.batch.output import job_log
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.demand import TOKENS_AT_FIRST
-from mars_ray.errors import OutputError, RequestError, RunError, UnavailableError
+from mars_ray.errors import OutputError, RequestError, RunError, StoredNotFoundError, UnavailableError
 from mars_ray.platform.batches import batch_run, row_calls, runner, storage_paths
 from mars_ray.platform.batches.batch_output import UsageSum
 from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
@@ -611,6 +611,23 @@ def test_results_that_are_being_written_are_not_swept(place: Place) -> None:
     file = result_id(id, "output")
     place.files.write(OWNER, file, chunks(), "results", None)
     assert b"".join(place.files.content(OWNER, file)) == b"{}"
+
+
+def test_a_reader_gets_no_part_of_a_file_of_results_that_is_written_again(tmp_path: Path) -> None:
+    place = Place(tmp_path / "batches")
+    file = result_id(place.begin(1), "output")
+    place.files.write(OWNER, file, [b"first"], "results", None)
+
+    def chunks() -> Iterator[bytes]:
+        yield b"sec"
+        with pytest.raises(StoredNotFoundError):
+            place.files.content(OWNER, file)
+        yield b"ond"
+
+    with place.files.lines(OWNER, file) as download:
+        place.files.write(OWNER, file, chunks(), "results", None)
+        assert download.read() == b"first"
+    assert b"".join(place.files.content(OWNER, file)) == b"second"
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"id": 1}', b'{"later": 1}', b""])

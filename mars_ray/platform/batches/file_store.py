@@ -142,6 +142,8 @@ class FileStore:
     def write(self, owner: str, id: str, chunks: Iterable[bytes], filename: str, expires_after_s: int | None) -> None:
         """Store the results of a batch as the file `id`, which replaces an earlier file with this id."""
         folder = self._folders.files(owner) / id
+        if isinstance(folder, Path):  # on a disk, content shows while it is written; in a store, it appears whole
+            _hide_and_remove(folder)
         file = NewFile(folder, id, self._clock)
         try:
             for chunk in chunks:
@@ -178,9 +180,7 @@ class FileStore:
     def delete(self, owner: str, id: str) -> None:
         """Delete a file. Raises `StoredNotFoundError`."""
         self.get(owner, id)
-        folder = self._folders.files(owner) / id
-        remove(folder / OBJECT)  # first, so that the file is gone even if its content stays until the next sweep
-        remove(folder)
+        _hide_and_remove(self._folders.files(owner) / id)
 
     def page(
         self, owner: str, *, after: str | None, limit: int, order: Literal["asc", "desc"], purpose: str | None = None
@@ -226,3 +226,8 @@ class FileStore:
             return FileObject.model_validate(fields) if fields["expires_at"] > self._clock() else None
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"the file {id} is damaged: {error}") from error
+
+
+def _hide_and_remove(folder: AnyPath) -> None:
+    remove(folder / OBJECT)  # first, so that the file is gone even if its content stays until the next sweep
+    remove(folder)
