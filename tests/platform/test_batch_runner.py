@@ -25,7 +25,7 @@ from mars_ray.platform.batches import batch_run, row_calls, runner, storage_path
 from mars_ray.platform.batches.batch_output import UsageSum
 from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
 from mars_ray.platform.batches.batch_store import BatchStore, StoredBatch
-from mars_ray.platform.batches.file_store import FileStore
+from mars_ray.platform.batches.file_store import KEPT_S, FileStore
 from mars_ray.platform.batches.input_file import BatchRow
 from mars_ray.platform.batches.protocol import BatchRequest, BatchUrl, StorageLimits
 from mars_ray.platform.batches.row_calls import RouteAnswer, RowCalls
@@ -611,6 +611,15 @@ def test_results_that_are_being_written_are_not_swept(place: Place) -> None:
     file = result_id(id, "output")
     place.files.write(OWNER, file, chunks(), "results", None)
     assert b"".join(place.files.content(OWNER, file)) == b"{}"
+
+
+def test_a_clock_that_jumps_forward_for_a_while_removes_no_input_of_an_unfinished_batch(place: Place) -> None:
+    id = place.begin(1)
+    place.unix.now_s += KEPT_S
+    BatchRunner(place.tools(Routes(at_once)))._sweep(place.batches.unfinished())
+    place.unix.now_s -= KEPT_S
+    place.run(Routes(at_once))
+    assert place.batches.get(OWNER, id).status == "completed"
 
 
 def test_a_reader_gets_no_part_of_a_file_of_results_that_is_written_again(tmp_path: Path) -> None:

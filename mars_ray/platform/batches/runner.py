@@ -207,7 +207,10 @@ class BatchRunner:
 
     def _sweep(self, unfinished: list[StoredBatch]) -> None:
         # The id of a file of results begins with the time of its batch: while it is written it can look abandoned.
-        self._tools.files.sweep({result_id(batch.id, name) for batch in unfinished for name in RESULTS})
+        kept = {result_id(batch.id, name) for batch in unfinished for name in RESULTS}
+        # After a clock has jumped forward, an input can look expired before the rows of its batch are read.
+        kept |= {batch.request.input_file_id for batch in unfinished}
+        self._tools.files.sweep(kept)
         self._tools.batches.sweep()
 
 
