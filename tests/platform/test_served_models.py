@@ -81,11 +81,20 @@ class Manager:
 
 
 class Client(LocalEngineClient):
-    """A client that notes its requests."""
+    """A client that notes its requests. Its engine has not come up yet unless it is `up`."""
 
     def __init__(self, engine: AsyncEngine, info: ModelInfo) -> None:
         super().__init__(engine, info, EngineMetrics(model=info.name, replica="test"))
         self.asked: list[Request] = []
+        self.up = True
+
+    async def model_info(self) -> ModelInfo:
+        if not self.up:
+            raise UnavailableError("no engine is up.")
+        return await super().model_info()
+
+    async def obstacle(self) -> str | None:
+        return await super().obstacle() if self.up else "no engine is up."
 
     async def generate(self, request: Request, take: Take, *, whole: bool = False) -> None:
         self.asked.append(request)
@@ -167,10 +176,12 @@ async def platform(
     folder: Path,
     *,
     away: bool = False,
+    main_up: bool = True,
     live_adapters: tuple[str, ...] = (),
     **fields: Any,
 ) -> AsyncIterator[Platform]:
-    """`live_adapters` are those that the engines of the main model have, whatever the config says."""
+    """Unless `main_up`, no engine of the main model has come up. `live_adapters` are those that its engines have,
+    whatever the config says."""
     config = config_of(**{"controller": "mars", "model_wait_s": 30} | fields)
     manager = Manager(config, folder)
     manager.away = away
@@ -196,6 +207,7 @@ async def platform(
         access=config.access,
         adapters=config.adapters,
     )
+    found.clients["main"].up = main_up
     platform = Extension(config, models, None, LocalResponseStore(folder / "responses"), name="test")
     app = make_gateway_app(models, config, name="test", extension=platform)
     async with (
@@ -232,6 +244,17 @@ def test_every_route_finds_the_model_that_the_body_names(run: Run) -> None:
         assert not found.clients["main"].asked
 
     run(work)
+
+
+def test_further_models_answer_and_are_listed_in_a_gateway_that_has_met_no_engine_of_the_main_model(run: Run) -> None:
+    async def work(found: Platform) -> None:
+        await found.until_offered("small")
+        assert (await found.ask("small", max_tokens=1)).status_code == 200
+        assert await found.names() == ["small"]
+        for name in ("bundled", "gpt"):
+            assert (await found.ask(name)).status_code == 503
+
+    run(work, models={"small": {"model": "bundled"}}, served_model_names=["gpt"], main_up=False)
 
 
 @pytest.mark.parametrize("unnamed", [{}, {"model": None}, {"model": ""}])

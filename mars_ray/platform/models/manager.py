@@ -192,6 +192,7 @@ class ModelManager:
     def _publish(self, states: Mapping[str, ApplicationState]) -> None:
         directory = Directory(
             revision=self._directory.revision,
+            served_names=self.registry.served_names,
             models=tuple(self._served(name, model, states) for name, model in self.registry.models.items()),
             adapters={name: tuple(adapters) for name, adapters in self.registry.adapters.items()},
             access=dict(self.registry.access),

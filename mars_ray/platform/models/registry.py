@@ -212,6 +212,8 @@ class Directory:
 
     revision: int = 0
     """Rises with every change; 0 before the first directory has come."""
+    served_names: tuple[str, ...] = ()
+    """Further names of the main model."""
     models: tuple[ServedModel, ...] = ()
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the adapters of each model, the main one included."""

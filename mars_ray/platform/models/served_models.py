@@ -89,13 +89,13 @@ class ServedModels:
         self._gateway = gateway
         self._wait_s = wait_s
         self.directory = Directory(adapters={self.main.name: tuple(adapters)} if link else {}, access=access or {})
-        """The newest directory; until the first one comes, the adapters and the access that the settings give."""
+        """The newest directory; until the first one comes, what the settings and an engine say about the main model."""
         self._running: dict[str, _Running] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Condition()
         self._applying = asyncio.Lock()
         self._infos: dict[str, ModelInfo] = {}
-        """Last known facts about each further model."""
+        """Last known facts about each model."""
         if link:  # engines may have other adapters, which the first directory allows to some accounts only
             self._set_adapters(self.directory)
 
@@ -120,15 +120,13 @@ class ServedModels:
         Waits for a model that loads. Raises a 404 for a model that does not exist or that the account may not use, and
         a 503 if the model is not ready in time.
         """
-        main = await self.main.model_info()
-        wanted = main.name if name is None else name
-        if self.link and not main.by_name(wanted):
-            # Without a directory, this gateway would call a model unknown that exists.
-            if not await self._until(lambda: self.directory.revision):
-                raise _not_ready(wanted, "is not known here yet")
-            main = await self.main.model_info()
-        if self._allows(main, wanted, account):
-            if main.by_name(wanted):
+        wanted = self.main.name if name is None else name
+        await self._learn_names()
+        # Without a directory, this gateway would call a model unknown that exists.
+        if self.link and not self._is_main(wanted) and not await self._until(lambda: self.directory.revision):
+            raise _not_ready(wanted, "is not known here yet")
+        if self._allows(wanted, account):
+            if self._is_main(wanted):
                 return self.main
             if model := self._model(wanted):
                 return await self._ready(model.name)
@@ -137,26 +135,39 @@ class ServedModels:
         message = f"{refused}. Available: {names}."
         raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
 
-    def _allows(self, main: ModelInfo, name: str, account: str) -> bool:
-        models: list[ModelInfo | ServedModel] = [main, *self.directory.models]
-        model = next((model.name for model in models if name in model.served_names), name)
+    async def _learn_names(self) -> None:
+        """Take the names of the main model from an engine that is up, until the first directory has them."""
+        info = None if self.directory.revision else await _facts(self.main)
+        if info and not self.directory.revision:
+            adapters = {self.main.name: info.adapters}
+            self.directory = replace(self.directory, served_names=info.served_names, adapters=adapters)
+
+    def _is_main(self, name: str) -> bool:
+        """Return whether the main model or one of its adapters has this name."""
+        directory = self.directory
+        return name in (self.main.name, *directory.served_names, *directory.adapters.get(self.main.name, ()))
+
+    def _allows(self, name: str, account: str) -> bool:
+        served_names = {self.main.name: self.directory.served_names}
+        served_names |= {model.name: model.served_names for model in self.directory.models}
+        model = next((model for model, names in served_names.items() if name in names), name)
         return self.directory.allows(name, account, model)
 
     async def infos(self, account: str) -> list[ModelInfo]:
         """Return the facts about all models and adapters that an account may use. Models without an engine since this
-        gateway started are left out."""
-        main = await self.main.model_info()
-        for model, clients in self._present():
-            if clients.endpoint.knows_model or not await clients.endpoint.client.obstacle():
-                with suppress(MarsRayError):
-                    self._infos[model.name] = await clients.endpoint.model_info()
-        known = [
-            replace(self._infos[model.name], adapters=self.directory.adapters[model.name])
-            for model in self.directory.models
-            if model.name in self._infos
-        ]
+        gateway started are left out, the main one too."""
+        await self._learn_names()
+        endpoints = {self.main.name: self.main}
+        endpoints |= {model.name: clients.endpoint for model, clients in self._present()}
+        for name, endpoint in endpoints.items():
+            if info := await _facts(endpoint):
+                self._infos[name] = info
         return [
-            served for info in (main, *known) for served in info.all_names() if self._allows(main, served.name, account)
+            served
+            for name, adapters in self.directory.adapters.items()
+            if name in self._infos
+            for served in replace(self._infos[name], adapters=adapters).all_names()
+            if self._allows(served.name, account)
         ]
 
     def endpoints(self) -> list[Endpoint]:
@@ -297,6 +308,14 @@ class ServedModels:
         for application, model in directory.ready.items():
             if running := self._running.get(application):
                 running.clients.endpoint.adapters = directory.adapters.get(model.name)
+
+
+async def _facts(endpoint: Endpoint) -> ModelInfo | None:
+    """Return the facts about a model; None if no engine has told them and none is up."""
+    if endpoint.knows_model or not await endpoint.client.obstacle():
+        with suppress(MarsRayError):
+            return await endpoint.model_info()
+    return None
 
 
 def _not_ready(name: str, what: str) -> ApiError:
