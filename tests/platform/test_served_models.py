@@ -422,7 +422,6 @@ def test_a_gateway_that_has_just_started_keeps_adapters_private_that_were_added_
     other = add_key(tmp_path / "keys.yaml", "other", "use", account="other")
 
     async def work(found: Platform) -> None:
-        assert await found.names(other) == ["bundled"]
         assert (await found.ask("terse", other)).status_code == 503
         found.models._set_adapters(found.models.directory)  # as when a further model starts before the main one's news
         assert (await found.ask("terse", other)).status_code == 503
@@ -431,6 +430,35 @@ def test_a_gateway_that_has_just_started_keeps_adapters_private_that_were_added_
         assert (await found.ask("terse", other)).status_code == 404
 
     run(work, keys=str(tmp_path / "keys.yaml"), model_wait_s=0.1, live_adapters=("terse",), away=True)
+
+
+def test_a_gateway_that_has_just_started_keeps_adapters_of_the_config_private_that_have_become_so(
+    run: Run, tmp_path: Path
+) -> None:
+    other = add_key(tmp_path / "keys.yaml", "other", "use", account="other")
+
+    async def work(found: Platform) -> None:
+        fields = ("bundled", "style", "smollm2", ("acme",))
+        found.manager.core.change("key:root", "adapter.added", "style", "with_adapter", *fields)
+        for early in (await found.ask("style", other), await found.http.get("/v1/models", headers=bearer(other))):
+            assert (early.status_code, early.json()["error"]["code"]) == (503, "model_not_ready")
+            assert int(early.headers["retry-after"]) > 0
+        found.manager.away = False
+        await found.until(lambda: found.models.directory.revision > 0)
+        assert (await found.ask("style", other)).status_code == 404
+        assert await found.names(other) == ["bundled"]
+        assert not found.clients["main"].asked
+
+    keys = str(tmp_path / "keys.yaml")
+    run(work, keys=keys, model_wait_s=0.1, adapters={"style": "smollm2"}, away=True)
+
+
+def test_the_main_model_answers_under_all_its_names_while_the_manager_is_away(run: Run) -> None:
+    async def work(found: Platform) -> None:
+        for name in ("bundled", "gpt"):
+            assert (await found.ask(name, max_tokens=1)).status_code == 200
+
+    run(work, served_model_names=["gpt"], model_wait_s=0.1, away=True)
 
 
 def test_a_private_model_or_adapter_does_not_exist_for_other_accounts(run: Run, tmp_path: Path) -> None:

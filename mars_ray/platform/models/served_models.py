@@ -117,16 +117,15 @@ class ServedModels:
     async def find(self, name: str | None, account: str) -> Endpoint:
         """Return the endpoint that answers a request for a model or adapter; None means the main model.
 
-        Waits for a model that loads. Raises a 404 for a model that does not exist or that the account may not use, and
-        a 503 if the model is not ready in time.
+        Waits for a model that loads and, unless the main model itself is named, for the first directory. Raises a 404
+        for a model that does not exist or that the account may not use, and a 503 if either does not come in time.
         """
         wanted = self.main.name if name is None else name
         await self._learn_names()
-        # Without a directory, this gateway would call a model unknown that exists.
-        if self.link and not self._is_main(wanted) and not await self._until(lambda: self.directory.revision):
-            raise _not_ready(wanted, "is not known here yet")
+        if not self._is_main(wanted):
+            await self._first_directory()
         if self._allows(wanted, account):
-            if self._is_main(wanted):
+            if self._is_main(wanted) or wanted in self.directory.adapters.get(self.main.name, ()):
                 return self.main
             if model := self._model(wanted):
                 return await self._ready(model.name)
@@ -142,10 +141,15 @@ class ServedModels:
             adapters = {self.main.name: info.adapters}
             self.directory = replace(self.directory, served_names=info.served_names, adapters=adapters)
 
+    async def _first_directory(self) -> None:
+        """Wait until a directory has come, because operators may have added models and made adapters of the config
+        private. Raises a 503 if none comes in time."""
+        if self.link and not await self._until(lambda: self.directory.revision):
+            raise _not_ready("the models and adapters of this endpoint are not known here yet")
+
     def _is_main(self, name: str) -> bool:
-        """Return whether the main model or one of its adapters has this name."""
-        directory = self.directory
-        return name in (self.main.name, *directory.served_names, *directory.adapters.get(self.main.name, ()))
+        """Return whether this is a name of the main model itself, whose access only the config determines."""
+        return name in (self.main.name, *self.directory.served_names)
 
     def _allows(self, name: str, account: str) -> bool:
         served_names = {self.main.name: self.directory.served_names}
@@ -155,7 +159,8 @@ class ServedModels:
 
     async def infos(self, account: str) -> list[ModelInfo]:
         """Return the facts about all models and adapters that an account may use. Models without an engine since this
-        gateway started are left out, the main one too."""
+        gateway started are left out, the main one too. Raises a 503 if the first directory does not come in time."""
+        await self._first_directory()
         await self._learn_names()
         endpoints = {self.main.name: self.main}
         endpoints |= {model.name: clients.endpoint for model, clients in self._present()}
@@ -211,7 +216,7 @@ class ServedModels:
             return endpoint
         model = self._model(name)
         reason = f": {model.reason}" if model and model.reason else ""
-        raise _not_ready(name, f"is not ready after {self._wait_s:g} s{reason}")
+        raise _not_ready(f"the model {name!r} is not ready after {self._wait_s:g} s{reason}")
 
     async def _until(self, check: Callable[[], T]) -> T | None:
         """Return the first true result of `check`, made again after each change; None after `wait_s` seconds."""
@@ -225,9 +230,9 @@ class ServedModels:
         """Return the endpoint of a model; None while there is none. Raises a 503 for a failed model."""
         model = self._model(name)
         if model is None:
-            raise _not_ready(name, "was removed")
+            raise _not_ready(f"the model {name!r} was removed")
         if model.state == "failed":
-            raise _not_ready(name, f"cannot be served: {model.reason}")
+            raise _not_ready(f"the model {name!r} cannot be served: {model.reason}")
         if model.state != "ready" or model.application not in self._running:
             return None
         endpoint = self._running[model.application].clients.endpoint
@@ -318,10 +323,10 @@ async def _facts(endpoint: Endpoint) -> ModelInfo | None:
     return None
 
 
-def _not_ready(name: str, what: str) -> ApiError:
+def _not_ready(reason: str) -> ApiError:
     return ApiError(
         503,
-        f"the model {name[:80]!r} {what}. Try again later.",
+        f"{reason}. Try again later.",
         type="server_error",
         param="model",
         code="model_not_ready",
