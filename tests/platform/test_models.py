@@ -360,6 +360,22 @@ def test_a_change_that_cannot_be_stored_changes_nothing(tmp_path: Path, cluster:
     assert not manager.registry.models and not cluster.applications
 
 
+def test_while_the_storage_is_away_a_new_version_waits_and_other_models_go_on(tmp_path: Path, cluster: Cluster) -> None:
+    manager = manager_of(cluster, tmp_path)
+    add(manager, "a")
+    run(manager, cluster)
+    add(manager, "a", TWO)
+    add(manager, "b")
+    (tmp_path / "models").rename(tmp_path / "gone")
+    (tmp_path / "models").write_text("a file where the folder should be")
+    directory = run(manager, cluster)
+    assert states(directory) == {"a": "ready", "b": "ready"}
+    assert directory.models[0].config.model == "smollm2", "what is not stored is not published"
+    (tmp_path / "models").unlink()
+    (tmp_path / "gone").rename(tmp_path / "models")
+    assert run(manager, cluster).models[0].config.model == "bundled"
+
+
 def test_adapters_reach_the_engines_of_their_model_alone(tmp_path: Path, cluster: Cluster) -> None:
     manager = manager_of(cluster, tmp_path, adapters={"json": "one"})
     add(manager, "small")

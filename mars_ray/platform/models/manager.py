@@ -8,6 +8,7 @@ A gateway follows the directory twice a second. Engines that are no longer in it
 taken a directory without them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.serve.deploy.model_settings import ModelSettings
 from mars_ray.storage.audit_log import AuditLog
 from mars_ray.storage.document import Document
+
+log = logging.getLogger(__name__)
 
 GATEWAY_S = 10.0
 """Seconds after which a gateway that no longer follows is gone. A new manager waits as long for the gateways."""
@@ -131,7 +134,10 @@ class ModelManager:
     def step(self) -> None:
         """Bring the applications closer to what the registry wants."""
         states = dict(self._applications.states())
-        self._replace_versions(states)
+        try:
+            self._replace_versions(states)
+        except MarsRayError as error:  # the storage is away: the next step tries again, and other models go on
+            log.error("new versions cannot take over or be taken back yet: %s", error)
         self._store_adapters()
         wanted = self._wanted()
         for name, (config, settings) in wanted.items():
@@ -145,7 +151,10 @@ class ModelManager:
         self._delete_unwanted(states, wanted)
 
     def _replace_versions(self, states: Mapping[str, ApplicationState]) -> None:
-        """Let new versions that run take over, and drop those that cannot start."""
+        """Let new versions that run take over, and drop those that cannot start.
+
+        Raises a `MarsRayError` if the registry cannot be stored.
+        """
         for name, model in self.registry.models.items():
             if model.new is None:
                 continue
