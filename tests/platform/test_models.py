@@ -203,6 +203,19 @@ def test_a_threshold_below_a_floor_that_the_model_takes_from_the_endpoint_is_ref
     add(manager, "small", parse_config(AddedModel, low | {"classes": own}))
 
 
+def test_a_stored_model_whose_threshold_a_floor_has_passed_is_not_deployed_and_says_why(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    add(manager_of(cluster, tmp_path), "small", AddedModel(model="smollm2", threshold=0.7))
+    restarted = Cluster()
+    manager = manager_of(restarted, tmp_path, classes=[{"name": "gold", "floor": 0.8}])
+    add(manager, "good")
+    directory = run(manager, restarted)
+    assert states(directory) == {"small": "failed", "good": "ready"}
+    assert "threshold is 0.7, below the floor 0.8 of class gold" in directory.models[0].reason
+    assert set(restarted.applications) == {directory.models[1].application}
+
+
 def test_a_config_with_two_equal_names_an_unknown_class_or_access_to_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="two models or adapters"):
         config_of(models={"a": {"model": "smollm2", "adapters": {"a": "smollm2"}}})

@@ -86,7 +86,7 @@ class ModelManager:
         self._gateways: dict[str, _Gateway] = {}
         self._stored: dict[str, Mapping[str, str]] = {}
         self._failed: dict[str, str] = {}
-        """Applications that could not be deployed, with the reason."""
+        """Applications that may not run or could not be deployed, with the reason."""
         self._directory = Directory(revision=time.time_ns())
         self._dropped: dict[str, int] = {}
         """Revision from which on an application is in no directory."""
@@ -95,6 +95,7 @@ class ModelManager:
         self._version = content.version
         self.registry = before or Registry(main=config.model_name)
         self._save(Registry.of_config(config, before))
+        self._failed = self._refused()
         self.step()
 
     # What gateways do.
@@ -119,7 +120,7 @@ class ModelManager:
         if method == Registry.with_model.__name__:
             self._check_classes(*args)
         self._save(getattr(self.registry, method)(*args))
-        self._failed = {}
+        self._failed = self._refused()
         self._audit.record(by, action, subject)
         self.step()
 
@@ -128,6 +129,21 @@ class ModelManager:
             self._config.check_classes(name, settings)
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
+
+    def _refused(self) -> dict[str, str]:
+        """Return the applications that may not run, with the reason.
+
+        Since a model was stored, the config may have raised a floor above its threshold.
+        """
+        refused = {}
+        for application, (config, settings) in self._wanted().items():
+            try:
+                # A model with classes of its own may lack a new one: its engines refuse only requests of that class.
+                if "classes" not in settings.model_fields_set:
+                    self._config.check_classes(config.model_name, settings)
+            except ValueError as error:
+                refused[application] = str(error)
+        return refused
 
     # Once or twice a second.
 
