@@ -20,6 +20,7 @@ from mars_ray.platform.accounts.callers import AccountCaller
 from mars_ray.platform.usage import gateway_meter, record_spool
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import LedgerView, UsageLedger
+from mars_ray.platform.usage.limiter import Granted, LimitedRequest
 from mars_ray.platform.usage.meter import MeterMessage, MeterReply, UsageMeter
 from mars_ray.platform.usage.usage_report import COLUMNS, UsageQuery
 from mars_ray.platform.usage.usage_rows import TokenPrices, UsageCounts, UsageGroup, UsageRecord, UsageSums, day_of
@@ -362,6 +363,39 @@ def test_a_refused_request_is_not_sent_again_and_holds_nothing(tmp_path: Path) -
                 await meter.admit(exchange(tokens_per_day=10), "bundled", 1, 9)
             await answered(meter, 10, tokens_per_day=10)
 
+    asyncio.run(run())
+
+
+def limited(id: str, tokens: int, limit: int) -> LimitedRequest:
+    limits = {"account:acme": UsageLimits(tokens_per_day=limit)}
+    return LimitedRequest(id=id, day=day_of(NOON), tokens=tokens, price_billionths=0, limits=limits)
+
+
+def test_a_request_that_ended_while_the_ledger_was_read_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    open_ledger = UsageLedger.open
+
+    def slow_open(ledger: UsageLedger) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        open_ledger(ledger)
+
+    async def run() -> None:
+        meter = UsageMeter(UsageLedger(tmp_path))
+        first = MeterMessage(gateway="g", number=0, requests=[limited("1", 10, limit=10)], recent=[])
+        reading = asyncio.create_task(meter.sync(first))
+        try:
+            assert await asyncio.to_thread(begun.wait, 60)
+            await meter.sync(MeterMessage(gateway="g", number=1, ended=["1"]))
+        finally:
+            go_on.set()
+        assert (await reading).answers == {}
+        reply = await meter.sync(MeterMessage(gateway="g", number=2, requests=[limited("2", 10, limit=10)]))
+        assert isinstance(reply.answers["2"], Granted)
+
+    monkeypatch.setattr(UsageLedger, "open", slow_open)
     asyncio.run(run())
 
 

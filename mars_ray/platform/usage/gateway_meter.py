@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from uuid import uuid4
 
 from mars_ray.errors import UnavailableError
@@ -73,6 +74,7 @@ class GatewayMeter(Meter):
         self._recent: dict[str, _Running] = {}
         self._asked: dict[str, tuple[LimitedRequest, asyncio.Future[Granted | LimitRefusal]]] = {}
         self._ended: list[str] = []
+        self._numbers = count()
         self._news = asyncio.Event()
         self._silent_since_s: float | None = None
         self._forgot_s = time.monotonic()
@@ -218,6 +220,7 @@ class GatewayMeter(Meter):
         ended = tuple(self._ended)
         message = MeterMessage(
             gateway=self._name,
+            number=next(self._numbers),
             # An answered request is in `_asked` until its coroutine runs. Sent again, it could hold quota for nobody.
             requests=[request for request, future in self._asked.values() if not future.done()],
             ended=ended,

@@ -7,6 +7,7 @@ Never: counts a request twice, or confirms a record before it is durable.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class MeterMessage:
 
     gateway: str
     """Unique name of the gateway's process."""
+    number: int
+    """Number of the message, which rises from one message of the gateway to the next."""
     requests: Sequence[LimitedRequest] = ()
     ended: Sequence[str] = ()
     """Ids of requests that ended without an answer. They used no tokens."""
@@ -75,6 +78,8 @@ class UsageMeter:
         self._ledger = ledger
         self._limiter = UsageLimiter(ledger.spent, time.monotonic)
         self._settled_s = time.monotonic() + settle_s
+        self._newest = Counter[str]()
+        """Number of the newest message by gateway."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="usage-ledger")
         self._report_thread = ThreadPoolExecutor(1, thread_name_prefix="usage-report")
         self._reporting: set[str | None] = set()
@@ -83,6 +88,7 @@ class UsageMeter:
 
     async def sync(self, message: MeterMessage) -> MeterReply:
         """Decide about the requests of a gateway."""
+        self._newest[message.gateway] = max(message.number, self._newest[message.gateway])
         if not self._limiter.knows(message.gateway):
             if message.recent is None:
                 return MeterReply(introduce=True)
@@ -93,6 +99,9 @@ class UsageMeter:
             return MeterReply(wait=True)
         if message.requests and not self._ledger.opened:
             await self._run(self._ledger.open)
+        if message.number < self._newest[message.gateway]:
+            # The gateway no longer waits for this reply, and a newer message may have ended the requests of this one.
+            return MeterReply(wait=True)
         return MeterReply(
             answers={request.id: self._limiter.admit(message.gateway, request) for request in message.requests}
         )
