@@ -47,6 +47,12 @@ class Bench:
         self.limiter = UsageLimiter(self._spent, self.clock)
         self.limiter.introduce("g", [])
 
+    def silence(self) -> None:
+        """Let all gateways but `g` be silent until they count as dead."""
+        for _ in range(2):
+            self.clock.now_s += SILENT_S / 2 + 1
+            self.limiter.knows("g")
+
     def _spent(self, period: str, holder: str) -> Sequence[int]:
         return self.spent.get((period, holder), (0, 0))
 
@@ -83,7 +89,7 @@ class Slow:
 
 steps = st.lists(
     st.tuples(
-        st.floats(0, 40),  # seconds before the step
+        st.floats(0, SILENT_S - 1),  # seconds before the step
         st.sampled_from("gh"),  # the gateway
         st.sampled_from(["ask", "ask", "ask", "repeat", "end", "restart"]),
         st.integers(1, 60),  # the most tokens
@@ -266,9 +272,37 @@ def test_the_requests_of_a_gateway_that_died_give_back_what_they_held() -> None:
     bench.limiter.introduce("dead", [])
     assert kind_of(bench.ask("1", 10, "dead", tokens_per_day=10)) == "granted"
     assert kind_of(bench.ask("2", 10, tokens_per_day=10)) == "reserved"
-    bench.clock.now_s += SILENT_S + 1
-    bench.limiter.knows("g")
+    bench.silence()
     assert kind_of(bench.ask("2", 10, tokens_per_day=10)) == "granted"
+
+
+def test_the_requests_of_a_gateway_that_was_only_silent_hold_their_budgets_again() -> None:
+    bench = Bench()
+    bench.limiter.introduce("silent", [])
+    assert kind_of(bench.ask("1", 10, "silent", tokens_per_day=10)) == "granted"
+    bench.silence()
+    assert kind_of(bench.ask("2", 10, tokens_per_day=10)) == "granted"
+    bench.limiter.settle("2", 0)
+    assert not bench.limiter.knows("silent")
+    running = RecentRequest(request=asked("1", 10, tokens_per_day=10), age_s=SILENT_S + 2, running=True)
+    bench.limiter.introduce("silent", [running])
+    assert bench.limiter.knows("silent")
+    assert kind_of(bench.ask("3", 10, tokens_per_day=10)) == "reserved"
+    bench.limiter.settle("1", 0)
+    assert kind_of(bench.ask("3", 10, tokens_per_day=10)) == "granted"
+
+
+def test_the_requests_of_a_silent_gateway_count_once_in_their_minute() -> None:
+    bench = Bench()
+    bench.limiter.introduce("silent", [])
+    limits: dict[str, Any] = {"tokens_per_minute": 20, "requests_per_minute": 3}
+    assert kind_of(bench.ask("1", 10, "silent", **limits)) == "granted"
+    bench.silence()
+    assert kind_of(bench.ask("2", 11, **limits)) == "tokens"
+    running = RecentRequest(request=asked("1", 10, **limits), age_s=SILENT_S + 2, running=True)
+    bench.limiter.introduce("silent", [running])
+    granted = bench.ask("2", 10, **limits)
+    assert (granted.requests.remaining, granted.tokens.remaining) == (1, 0)
 
 
 def test_a_request_that_another_process_runs_again_keeps_what_it_holds() -> None:

@@ -17,7 +17,7 @@ from mars_ray.platform.accounts.account_store import UsageLimits
 from mars_ray.platform.usage.usage_rows import BILLIONTHS, month_of
 
 SILENT_S = 30.0
-"""Seconds after which a gateway that says nothing counts as dead, and its running requests no longer hold quota."""
+"""Seconds after which a gateway that says nothing counts as dead, and its running requests no longer hold budgets."""
 FORGET_S = 300.0
 """Seconds after which a silent gateway is forgotten."""
 WINDOW_S = 60
@@ -44,7 +44,7 @@ class LimitedRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRequest:
     """A request that a gateway admitted in the last minute or that still runs. The gateway tells a restarted meter
-    about it."""
+    about it, and one that has not heard the gateway for `SILENT_S` seconds."""
 
     request: LimitedRequest
     age_s: float
@@ -170,20 +170,23 @@ class UsageLimiter:
         self._swept_s = clock()
 
     def knows(self, gateway: str) -> bool:
-        """Return whether the gateway has introduced itself, and note that it is alive."""
-        known = gateway in self._heard_s
+        """Return whether the gateway has introduced itself and was not silent since, and note that it is alive."""
+        known = self._clock() - self._heard_s.get(gateway, -math.inf) <= SILENT_S
         if known:
             self._heard_s[gateway] = self._clock()
         return known
 
     def introduce(self, gateway: str, recent: Iterable[RecentRequest]) -> None:
-        """Take over the requests that a gateway admitted before this limiter began. Known gateways are ignored."""
+        """Take over the requests that a gateway admitted before this limiter began, and those that still run although
+        the gateway was silent. Known gateways are ignored."""
         if self.knows(gateway):
             return
+        # The windows still have what a silent gateway admitted, so add it at a second that has left them.
+        youngest_s = WINDOW_S + 1 if gateway in self._heard_s else 0.0
         now_s = self._heard_s[gateway] = self._clock()
         for admitted in recent:
             if admitted.request.id not in self._running:
-                second = math.floor(now_s - max(0.0, admitted.age_s))
+                second = math.floor(now_s - max(youngest_s, admitted.age_s))
                 self._add(_Reservation(gateway, admitted.request, second), running=admitted.running)
 
     def admit(self, gateway: str, request: LimitedRequest) -> Granted | LimitRefusal:
@@ -290,14 +293,14 @@ class UsageLimiter:
         )
 
     def _sweep(self, now_s: float) -> None:
-        """End the reservations of dead gateways and drop empty windows, at most once a second."""
+        """End the reservations of silent gateways and drop empty windows, at most once a second."""
         if now_s - self._swept_s < 1:
             return
         self._swept_s = now_s
         silent = {name for name, heard_s in self._heard_s.items() if now_s - heard_s > SILENT_S}
         if silent:
-            for id in [id for id, held in self._running.items() if held.gateway in silent]:
-                self.settle(id, 0)
+            for id, held in [(id, held) for id, held in self._running.items() if held.gateway in silent]:
+                self.settle(id, held.request.tokens)  # the windows keep all of it, because it may still run
             self._heard_s = {name: s for name, s in self._heard_s.items() if now_s - s <= FORGET_S}
         for holder in list(self._windows):
             windows = self._window(holder)

@@ -46,7 +46,8 @@ class MeterReply:
     """Answer to a `MeterMessage`."""
 
     introduce: bool = False
-    """The meter does not know the gateway: send the message again, with `recent`. Nothing was decided."""
+    """The meter does not know the gateway, or not since it was silent: send the message again, with `recent`. Nothing
+    was decided."""
     wait: bool = False
     """The meter has just restarted and waits for the other gateways: send the requests again. They were not decided."""
     answers: Mapping[str, Granted | LimitRefusal] = field(default_factory=dict)
