@@ -3,9 +3,11 @@
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from mars_ray.platform.accounts.callers import AccountCaller
 from mars_ray.platform.usage import gateway_meter, record_spool
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
 from mars_ray.platform.usage.ledger import LedgerView, UsageLedger
-from mars_ray.platform.usage.limiter import Granted, LimitedRequest
+from mars_ray.platform.usage.limiter import Granted, LimitedRequest, RecentRequest
 from mars_ray.platform.usage.meter import MeterMessage, MeterReply, UsageMeter
 from mars_ray.platform.usage.usage_report import COLUMNS, UsageQuery
 from mars_ray.platform.usage.usage_rows import TokenPrices, UsageCounts, UsageGroup, UsageRecord, UsageSums, day_of
@@ -396,6 +398,48 @@ def test_a_request_that_ended_while_the_ledger_was_read_holds_nothing(
         assert isinstance(reply.answers["2"], Granted)
 
     monkeypatch.setattr(UsageLedger, "open", slow_open)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("later_s", [0, 100])
+def test_a_record_that_waits_holds_its_budget_although_the_meter_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later_s: int
+) -> None:
+    async def run() -> None:
+        link = Link(tmp_path)
+        store = link.record
+        away = True
+
+        async def unstored(records: Sequence[UsageRecord]) -> None:
+            if away:
+                raise UnavailableError("the storage is away")
+            await store(records)
+
+        monkeypatch.setattr(link, "record", unstored)
+        meter = GatewayMeter(link, None, name="g")
+        async with meter.running():
+            await answered(meter, 10, tokens_per_day=10)
+            later = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s)
+            monkeypatch.setattr(gateway_meter, "time", later)
+            link.restart()
+            with pytest.raises(ApiError, match="running requests may use 10 tokens"):
+                await answered(meter, 10, tokens_per_day=10)
+            away = False
+        assert (await total(link)).tokens == 10
+
+    asyncio.run(run())
+
+
+def test_a_request_holds_nothing_if_its_record_is_stored_before_its_gateway_introduces_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        meter = UsageMeter(UsageLedger(tmp_path))
+        group = UsageGroup(day_of(NOON), "acme", "ada", "bundled")
+        await meter.record([UsageRecord("1", group, UsageCounts(prompt_tokens=1))])
+        running = RecentRequest(request=limited("1", 10, limit=10), age_s=0, running=True)
+        requests = [limited("2", 9, limit=10)]
+        reply = await meter.sync(MeterMessage(gateway="g", number=0, requests=requests, recent=[running]))
+        assert isinstance(reply.answers["2"], Granted)
+
     asyncio.run(run())
 
 

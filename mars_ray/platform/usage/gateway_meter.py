@@ -44,7 +44,7 @@ CLIENT_LEFT = 499
 
 @dataclass(slots=True)
 class _Running:
-    """A request from its admission until a minute later or until its end, whichever is later."""
+    """A request from its admission until a minute later or until its record is stored, whichever is later."""
 
     group: UsageGroup
     limited: LimitedRequest | None
@@ -244,13 +244,17 @@ class GatewayMeter(Meter):
     def _introduction(self) -> list[RecentRequest]:
         now_s = time.monotonic()
         return [
-            RecentRequest(request=running.limited, age_s=now_s - running.admitted_s, running=not running.counted)
-            for running in self._recent.values()
+            RecentRequest(request=running.limited, age_s=now_s - running.admitted_s, running=self._holds(id, running))
+            for id, running in self._recent.items()
             if running.limited
         ]
 
+    def _holds(self, id: str, running: _Running) -> bool:
+        """Return whether a request holds quota, because it runs or because its record is not stored yet."""
+        return not running.counted or self._spool.holds(id)
+
     def _forget_old(self) -> None:
-        """Forget the requests that have left the window and have ended, at most once a second."""
+        """Forget the requests that have left the window and hold nothing, at most once a second."""
         now_s = time.monotonic()
         if now_s - self._forgot_s < 1:
             return
@@ -258,7 +262,7 @@ class GatewayMeter(Meter):
         self._recent = {
             id: running
             for id, running in self._recent.items()
-            if not running.counted or now_s - running.admitted_s <= WINDOW_S + 1
+            if self._holds(id, running) or now_s - running.admitted_s <= WINDOW_S + 1
         }
 
 

@@ -104,7 +104,7 @@ class LedgerView:
 
 
 class UsageLedger:
-    """The ledger in `folder`. Use it in one thread at a time, except for `spent`.
+    """The ledger in `folder`. Use it in one thread at a time, except for `spent` and `remembers`.
 
     All other methods raise `UnavailableError` while the folder cannot be read or written, and may be called again.
     """
@@ -163,6 +163,10 @@ class UsageLedger:
     def spent(self, period: str, holder: str) -> tuple[int, int]:
         """Return the tokens and the billionths of money that a holder has spent in a day or month."""
         return (0, 0) if self._state is None else self._state.spent.get((period, holder), (0, 0))
+
+    def remembers(self, id: str) -> bool:
+        """Return whether a record with this id is known to be counted."""
+        return self._state is not None and digest(id) in self._state.ids
 
     def _current(self) -> _State:
         assert self._state is not None

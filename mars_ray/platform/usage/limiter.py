@@ -50,6 +50,7 @@ class RecentRequest:
     age_s: float
     """Seconds since its admission."""
     running: bool
+    """Whether it holds quota, because it runs or because its record is not stored yet."""
 
 
 @dataclass(frozen=True, slots=True)

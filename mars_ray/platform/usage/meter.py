@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mars_ray.errors import QueueFullError, RequestError
@@ -38,7 +38,7 @@ class MeterMessage:
     ended: Sequence[str] = ()
     """Ids of requests that ended without an answer. They used no tokens."""
     recent: Sequence[RecentRequest] | None = None
-    """The requests that the gateway has admitted in the last minute or that still run; None unless the meter asked."""
+    """The requests that the gateway has admitted in the last minute or that hold quota; None unless the meter asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,12 @@ class UsageMeter:
         if not self._limiter.knows(message.gateway):
             if message.recent is None:
                 return MeterReply(introduce=True)
-            self._limiter.introduce(message.gateway, message.recent)
+            # A record may be stored before its request is introduced. Then nothing would free what the request holds.
+            recent = [
+                replace(admitted, running=admitted.running and not self._ledger.remembers(admitted.request.id))
+                for admitted in message.recent
+            ]
+            self._limiter.introduce(message.gateway, recent)
         for id in message.ended:
             self._limiter.settle(id, 0)
         if time.monotonic() < self._settled_s:

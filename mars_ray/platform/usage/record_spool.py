@@ -65,6 +65,10 @@ class RecordSpool:
         """Number of records that the meter has not confirmed."""
         return len(self._waiting) + len(self._sending)
 
+    def holds(self, id: str) -> bool:
+        """Return whether a record waits, added up or not, that ends the reservation `id`."""
+        return id in self._reserved
+
     def add(self, record: UsageRecord, *, reserved: bool) -> None:
         """Add a record that nobody waits for; `reserved` says whether it ends a reservation."""
         if reserved:
