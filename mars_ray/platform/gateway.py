@@ -33,6 +33,7 @@ from mars_ray.serve.http.extension import Extension, Meter
 from mars_ray.serve.middleware.api_form import ApiForm, Uploads
 from mars_ray.serve.middleware.key_store import LiveKeys
 from mars_ray.serve.replicas.engine_metrics import openmetrics_text
+from mars_ray.storage.audit_log import AuditWriter
 
 UPLOAD_PATH = "/v1/files"
 FIGURES_S = 1.0
@@ -66,7 +67,8 @@ class Platform(Extension):
             else None
         )
         self._classes = config.class_names
-        self.audit = open_audit_log(config.storage)
+        self._audit_log = open_audit_log(config.storage)
+        self.audit = AuditWriter(self._audit_log)
         self._store = open_account_store(config.keys, config.storage, self.audit) if config.keys else None
         self._keys = LiveKeys(self._store, classes=self._classes) if self._store else None
         if self._keys or config.oidc:
@@ -80,7 +82,7 @@ class Platform(Extension):
             responses_routes(self._models, self._responses),
             batch_routes(self._stores),
             messages_routes(self._models),
-            admin_routes(Administration(self._keys, self._store, self.audit, self._classes)),
+            admin_routes(Administration(self._keys, self._store, self._audit_log, self._classes)),
             model_routes(self._models),
             usage_routes(self._meter),
         ]

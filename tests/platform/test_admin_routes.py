@@ -20,7 +20,7 @@ from tests.factories.clock import Clock
 from tests.samples import Cli
 from tests.serve.endpoint_clients import PATIENCE_S, http
 from tests.serve.endpoint_samples import Served, config_of, served
-from tests.serve.key_samples import BY
+from tests.serve.key_samples import BY, add_key
 
 CLASSES = [{"name": "gold"}, {"name": "batch"}]
 
@@ -212,15 +212,23 @@ def test_an_act_is_answered_while_the_audit_log_hangs_and_is_in_it_once_the_endp
 
     monkeypatch.setattr(audit_log, "write_lines", hanging)
     storage = str(tmp_path / "storage")
-    with served(config_of(storage=storage, threshold=0.99)) as running:
+    keys = tmp_path / "keys.yaml"
+    root = add_key(keys, "root", "operate")
+    with served(config_of(keys=str(keys), storage=storage, threshold=0.99)) as running:
         try:
-            with http(running) as anyone:
-                body = {"threshold": 0.95}
-                assert anyone.put("/control/threshold", json=body, timeout=PATIENCE_S / 2).status_code == 204
+            with http(running, root) as operator:
+                operator.timeout = PATIENCE_S / 2
+                assert operator.put("/control/threshold", json={"threshold": 0.95}).status_code == 204
+                assert operator.post("/admin/keys", json={"name": "ann"}).json()["key"]
+                assert operator.put("/admin/accounts/team", json={}).status_code == 200
         finally:
             go_on.set()
-    [event] = open_audit_log(storage).read().events
-    assert (event.action, event.subject, event.details["threshold"]) == ("threshold.set", "*", 0.95)
+    events = open_audit_log(storage).read().events
+    assert [(event.action, event.subject) for event in events] == [
+        ("account.set", "team"),
+        ("key.added", "ann"),
+        ("threshold.set", "*"),
+    ]
 
 
 def test_a_key_of_another_gateway_works_within_a_second_and_both_share_the_log(storage: str, root: str) -> None:

@@ -15,7 +15,7 @@ from mars_ray.chat.request_body import one_unknown_field
 from mars_ray.errors import ConfigError
 from mars_ray.serve.middleware.api_keys import Entry, Key, KeyTable, parse_entry
 from mars_ray.serve.middleware.key_store import KeyStore, shown
-from mars_ray.storage.audit_log import AuditLog
+from mars_ray.storage.audit_log import AuditLog, AuditWriter
 from mars_ray.storage.document import FileDocument, VersionedDocument
 from mars_ray.storage.location import locate
 
@@ -142,12 +142,15 @@ def open_audit_log(storage: str | None) -> AuditLog:
     return AuditLog(None if folder is None else locate(folder))
 
 
-def open_account_store(keys: KeyPlace, storage: str | None, audit: AuditLog | None = None) -> AccountStore:
-    """Return the store of keys in a file or in a storage. Raises `ConfigError` for a URL that cannot be used."""
-    audit = audit or open_audit_log(storage)
+def open_account_store(keys: KeyPlace, storage: str | None, audit: AuditWriter | None = None) -> AccountStore:
+    """Return the store of keys in a file or in a storage. Raises `ConfigError` for a URL that cannot be used.
+
+    Without `audit`, each change waits until it is in the audit log of the storage.
+    """
+    recorder = audit or open_audit_log(storage)
     if keys != "storage":
-        return AccountStore(AccountTable, FileDocument(Path(keys)), "yaml", audit)
+        return AccountStore(AccountTable, FileDocument(Path(keys)), "yaml", recorder)
     if storage is None:
         raise ConfigError("keys are in the storage, but no storage is set. Set `storage`, or name a file of keys.")
     document = VersionedDocument(locate(storage) / "accounts" / "keys")
-    return AccountStore(AccountTable, document, "json", audit)
+    return AccountStore(AccountTable, document, "json", recorder)

@@ -6,13 +6,14 @@ Out:   routes, callers, forms of other APIs, metrics, and a meter.
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cached_property
 
 from fastapi import APIRouter
 
 from mars_ray.serve.middleware.api_form import OPENAI, ApiForm, Uploads
 from mars_ray.serve.middleware.callers import Callers
 from mars_ray.serve.middleware.exchange import Exchange
-from mars_ray.storage.audit_log import AuditLog
+from mars_ray.storage.audit_log import AuditLog, AuditWriter
 
 
 class Meter:
@@ -34,13 +35,16 @@ class Extension:
     callers: Callers | None = None
     """Callers that have access. None gives everybody access."""
     meter: Meter = Meter()
-    audit: AuditLog = AuditLog(None)
-    """Log of operators' acts."""
     uploads: Uploads | None = None
     tokenizer_paths: frozenset[str] = frozenset()
     """Further paths that use only the tokenizer."""
     measured_paths: frozenset[str] = frozenset()
     """Further paths with their own label in metrics and spans."""
+
+    @cached_property
+    def audit(self) -> AuditWriter:
+        """Writer of operators' acts, which the app closes."""
+        return AuditWriter(AuditLog(None))
 
     def routes(self) -> Sequence[APIRouter]:
         """Return further routes."""

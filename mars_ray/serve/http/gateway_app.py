@@ -25,7 +25,6 @@ from mars_ray.serve.middleware.callers import KeyCallers
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.middleware.key_store import LiveKeys, open_key_file
 from mars_ray.serve.middleware.scope import OPEN_PATHS, TOKENIZER_PATHS
-from mars_ray.storage.audit_log import AuditWriter
 from mars_ray.traces.trace_settings import traces_are_on
 from mars_ray.web.pages import open_paths
 
@@ -54,7 +53,7 @@ def make_gateway_app(
     routes = ROUTES | extension.measured_paths
     spans = open_spans(name, routes)
     gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name, routes=routes)
-    audit = AuditWriter(extension.audit)
+    audit = extension.audit
     retry_after = RetryAfter()
 
     async def metrics(accept: str) -> tuple[bytes, str]:

@@ -29,7 +29,7 @@ from mars_ray.serve.middleware.api_keys import (
     parse_keys,
     utc_now,
 )
-from mars_ray.storage.audit_log import AuditLog
+from mars_ray.storage.audit_log import AuditLog, AuditWriter
 from mars_ray.storage.document import Document, FileDocument, Version
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,12 @@ class KeyStore(Generic[T]):
     """
 
     def __init__(
-        self, table: type[T], document: Document, form: Form, audit: AuditLog, now: Callable[[], datetime] = utc_now
+        self,
+        table: type[T],
+        document: Document,
+        form: Form,
+        audit: AuditLog | AuditWriter,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._table = table
         self._document = document
