@@ -33,6 +33,8 @@ class Issuer:
     asked: int = 0
     hangs: threading.Event | None = None
     """Answers wait for this."""
+    drips: bool = False
+    """Whether the keys come as a space every 10 ms for five seconds, so that no single read takes long."""
 
     @property
     def settings(self) -> OidcSettings:
@@ -73,7 +75,20 @@ def issuer() -> Iterator[Issuer]:
             running.asked += 1
             if running.hangs:
                 running.hangs.wait(60)
-            self.answer(running.status, running.keys())
+            if running.drips:
+                self.drip()
+            else:
+                self.answer(running.status, running.keys())
+
+        def drip(self) -> None:
+            try:
+                self.send_response(200)
+                self.end_headers()
+                for _ in range(500):
+                    self.wfile.write(b" ")
+                    time.sleep(0.01)
+            except OSError:
+                pass  # the endpoint has left
 
         def answer(self, status: int, body: bytes) -> None:
             try:

@@ -1,5 +1,6 @@
 """Tokens of an OpenID Connect provider let in whom their claims name, and nobody else, whatever the provider does."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -16,11 +17,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.errors import ConfigError
+from mars_ray.errors import ConfigError, UnavailableError
 from mars_ray.installed import settings_class
 from mars_ray.platform.accounts import provider_keys
 from mars_ray.platform.accounts.callers import AccountCallers, limits_of
-from mars_ray.platform.accounts.provider_keys import REFETCH_S, RENEW_S, STALE_S, ProviderKeys
+from mars_ray.platform.accounts.provider_keys import FETCH_BYTES, REFETCH_S, RENEW_S, STALE_S, ProviderKeys
 from mars_ray.platform.platform_config import OidcClaims, OidcSettings
 from mars_ray.serve.deploy.serve_config import check_exposure, parse_config
 from mars_ray.serve.middleware.exchange import Exchange
@@ -263,6 +264,7 @@ def test_while_the_provider_is_away_its_keys_hold_for_a_day_and_no_longer(provid
         ({"body": b"{}"}, "did not contain any keys"),
         ({"body": b'{"keys": [{"kty": "RSA"}]}'}, "did not contain any usable keys"),
         ({"body": b"[" * 100_000}, "recursion"),
+        ({"body": b" " * (FETCH_BYTES + 1)}, f"sends more than {FETCH_BYTES} bytes"),
         ({"discovered": {"issuer": "https://evil.example"}}, "is about the issuer 'https://evil.example'"),
         ({"discovered": {"issuer": "", "jwks_uri": "http://10.0.0.1/keys"}}, "is about the issuer"),
     ],
@@ -297,6 +299,22 @@ def test_a_provider_that_hangs_keeps_callers_for_a_bounded_time(
     assert door.status(provider.token()) == 503
     assert door.status(provider.token()) == 503
     assert provider.asked == 1
+
+
+def test_a_fetch_from_a_provider_that_never_finishes_its_answer_ends(
+    provider: Issuer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(provider_keys, "FETCH_S", 1.0)
+    provider.drips = True
+
+    async def run() -> None:
+        keys = ProviderKeys(provider.settings, Clock())
+        while not caplog.messages:
+            with pytest.raises(UnavailableError):
+                await keys.get("one")
+
+    asyncio.run(run())
+    assert f"{provider.url}/keys did not answer completely within 1 s" in caplog.text
 
 
 def test_a_provider_that_is_not_there_is_503() -> None:

@@ -1,15 +1,17 @@
-"""Public keys of an OpenID Connect provider, fetched by PyJWT and cached.
+"""Public keys of an OpenID Connect provider, read by PyJWT and cached.
 
 In:    key ids of tokens that anybody may send.
 Out:   the key with an id, if the provider has it.
 Never: lets callers cause more than one fetch in `REFETCH_S`, uses keys older than `STALE_S`, or blocks the event loop.
-       Follows no redirect.
+       Follows no redirect, and reads no more than `FETCH_BYTES` within `FETCH_S` from one address.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx2
 import jwt
@@ -26,7 +28,9 @@ RENEW_S = 600.0
 STALE_S = 86400.0
 """Age in seconds at which keys expire, even while the provider does not answer."""
 FETCH_S = 5.0
-"""Seconds that the provider may be silent, and that a caller waits for a fetch."""
+"""Seconds that a fetch from one address may take, and that a caller waits."""
+FETCH_BYTES = 2**20
+"""Maximum size of what is fetched from one address."""
 
 
 class ProviderKeys:
@@ -85,14 +89,46 @@ def _signing_keys(settings: OidcSettings) -> list[jwt.PyJWK]:
     """Fetch the keys. Raises errors of many classes."""
     url = settings.jwks_url or _discovered_url(settings.issuer)
     # The cache of `PyJWKClient` has no bound for fetches that fail.
-    return jwt.PyJWKClient(url, cache_jwk_set=False, timeout=FETCH_S).get_signing_keys()
+    return _KeyClient(url, cache_jwk_set=False).get_signing_keys()
+
+
+class _KeyClient(jwt.PyJWKClient):
+    """PyJWT's client with bounds, because its own fetch has none for the size and for the whole time."""
+
+    def fetch_data(self) -> Any:
+        """Return the JSON of the keys."""
+        return _fetched(self.uri)
 
 
 def _discovered_url(issuer: str) -> str:
     url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-    metadata = httpx2.get(url, timeout=FETCH_S).raise_for_status().json()
+    metadata = _fetched(url)
     if metadata["issuer"] != issuer:
         raise ValueError(f"{url} is about the issuer {str(metadata['issuer'])[:200]!r}")
     if not is_safe(metadata["jwks_uri"]):
         raise ValueError(f"{url} names no jwks_uri with https://")
     return str(metadata["jwks_uri"])
+
+
+def _fetched(url: str) -> Any:
+    """Return the JSON at a URL. Raises errors of many classes."""
+    # On an event loop of its own, because only `asyncio.timeout` bounds a whole fetch; httpx2 bounds each read.
+    return json.loads(asyncio.run(_content(url)))
+
+
+async def _content(url: str) -> bytes:
+    content = bytearray()
+    uncompressed = {"accept-encoding": "identity"}
+    try:
+        async with (
+            httpx2.AsyncClient(timeout=None) as client,
+            asyncio.timeout(FETCH_S),
+            client.stream("GET", url, headers=uncompressed) as response,
+        ):
+            async for part in response.raise_for_status().aiter_raw():
+                content += part
+                if len(content) > FETCH_BYTES:
+                    raise ValueError(f"{url} sends more than {FETCH_BYTES} bytes")
+    except TimeoutError:
+        raise TimeoutError(f"{url} did not answer completely within {FETCH_S:g} s") from None
+    return bytes(content)
