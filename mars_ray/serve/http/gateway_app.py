@@ -53,7 +53,6 @@ def make_gateway_app(
     routes = ROUTES | extension.measured_paths
     spans = open_spans(name, routes)
     gateway_metrics = GatewayMetrics(model=config.model_name, gateway=name, routes=routes)
-    audit = extension.audit
     retry_after = RetryAfter()
 
     async def metrics(accept: str) -> tuple[bytes, str]:
@@ -85,12 +84,12 @@ def make_gateway_app(
             async with extension.running(), models.running():
                 yield
         finally:
-            await asyncio.to_thread(audit.close)
+            await asyncio.to_thread(extension.audit.close)
             if spans:
                 await asyncio.to_thread(spans.close)
 
     app = AccessMiddleware(
-        make_app(models, metrics, extension, audit, running=running, retry_after_s=retry_after.seconds, web=config.web),
+        make_app(models, metrics, extension, running=running, retry_after_s=retry_after.seconds, web=config.web),
         running=running,
         callers=extension.callers,
         default_class=config.classes[0].name,

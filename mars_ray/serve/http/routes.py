@@ -36,7 +36,6 @@ from mars_ray.serve.http.models import GatewayModels
 from mars_ray.serve.middleware.exchange import Exchange, owner_of
 from mars_ray.serve.middleware.json_body import JsonRoute
 from mars_ray.serve.middleware.scope import routed_path
-from mars_ray.storage.audit_log import AuditWriter
 from mars_ray.web.pages import PAGES, POLICY, page, static_files
 
 
@@ -106,7 +105,6 @@ def make_app(
     models: GatewayModels,
     metrics: Callable[[str], Awaitable[tuple[bytes, str]]],
     extension: Extension,
-    audit: AuditWriter,
     *,
     running: Callable[[], AbstractAsyncContextManager[None]],
     retry_after_s: Callable[[], int] = lambda: 1,
@@ -114,7 +112,6 @@ def make_app(
 ) -> FastAPI:
     """Return the app, including the routes of the extension, and the web pages if `web` is set.
 
-    `audit` records what operators do to the controllers.
     `running` runs what the app needs, as long as the app runs.
     """
     app = FastAPI(
@@ -130,7 +127,7 @@ def make_app(
     add_error_handlers(app, retry_after_s)
     app.include_router(openai_routes(models))
     app.include_router(health_routes(models.main, metrics))
-    app.include_router(control_routes(models, audit))
+    app.include_router(control_routes(models, extension.audit))
     for routes in extension.routes():
         app.include_router(routes)
     if web:
