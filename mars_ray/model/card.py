@@ -117,7 +117,7 @@ def read_card(folder: Path) -> Card | None:
 
 
 def write_card(card: BaseModel, folder: Path) -> None:
-    """Durably write `mars.json` of a model or an adapter into an existing folder. One process at a time may call it."""
+    """Durably write `mars.json` of a model or an adapter into an existing folder. Several processes may call it."""
     try:
         replace_file(folder / CARD_FILE, [card.model_dump_json(indent=2).encode() + b"\n"])
     except OSError as error:

@@ -88,8 +88,11 @@ def create_object(path: UPath, content: bytes) -> bool:
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
-    """Durably replace a file on a disk. Raises the errors of the disk. One process at a time may call it."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Durably replace a file on a disk. Raises the errors of the disk.
+
+    Several processes may call it at the same time. The file then has the content of the last one, whole.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         _write(partial, parts, mode)
         partial.replace(path)

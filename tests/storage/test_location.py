@@ -1,6 +1,7 @@
 """Places by path and URL, in an S3 store that nobody here wrote."""
 
 import gzip
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mars_ray.data.record_file import check_source, read_records
 from mars_ray.errors import ConfigError, DataError, RunError
 from mars_ray.storage import location
 from mars_ray.storage.location import check_reachable, locate, locate_url
-from mars_ray.storage.whole_file import create_object, write_file
+from mars_ray.storage.whole_file import create_object, replace_file, write_file
 from tests.store_server import free_port, store_server
 
 
@@ -60,6 +61,16 @@ def test_of_many_who_create_an_object_at_once_one_succeeds(bucket: UPath) -> Non
         written = list(pool.map(lambda number: create_object(place, b"%d" % number), range(8)))
     assert sorted(written) == [False] * 7 + [True]
     assert place.read_bytes() == b"%d" % written.index(True)
+
+
+def test_a_file_that_two_processes_replace_at_once_has_the_whole_content_of_the_later_one(tmp_path: Path) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"the "
+        replace_file(tmp_path / "file", [b"earlier"])
+        yield b"later"
+
+    replace_file(tmp_path / "file", parts())
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"the later")]
 
 
 def test_what_cannot_be_written_is_an_error_with_the_place(bucket: UPath) -> None:
