@@ -1,6 +1,7 @@
 """Write files and folders that appear either complete or not at all, on a disk or in a store."""
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,10 @@ from mars_ray.errors import RunError
 from mars_ray.storage.location import AnyPath, store_errors
 
 WRITE_ADVICE = "Make room or remove the cause, then give the same command again."
+CONFLICTS = 5
+"""Number of conflicts with other writes after which an attempt to create an object fails."""
+CONFLICT_PAUSE_S = 0.2
+"""Seconds between a conflict and the next attempt."""
 
 
 def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
@@ -80,11 +85,21 @@ def create_object(path: UPath, content: bytes) -> bool:
     The operation is atomic in stores with conditional writes: S3, Google Cloud Storage and Azure. Other stores check
     first and then write.
     """
-    try:
-        path.fs.pipe_file(path.path, content, mode="create")
-    except FileExistsError:
-        return False
-    return True
+    conflicts = 0
+    while True:
+        try:
+            path.fs.pipe_file(path.path, content, mode="create")
+            return True
+        except FileExistsError:
+            return False
+        except OSError as error:
+            status, code = _s3_error(error)
+            if status == 412:  # s3fs raises FileExistsError only if the response names the condition, as that of AWS
+                return False
+            conflicts += 1
+            if code != "ConditionalRequestConflict" or conflicts == CONFLICTS:
+                raise
+        time.sleep(CONFLICT_PAUSE_S)
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
@@ -100,6 +115,14 @@ def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, mode: int =
         partial.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)  # the new name must survive a power cut
+
+
+def _s3_error(error: OSError) -> tuple[int | None, str | None]:
+    """Return the HTTP status and the error code of a response of S3, or twice None if `error` has another cause."""
+    response = getattr(error.__cause__, "response", None)  # of botocore, which other stores do not need
+    if not isinstance(response, dict):
+        return None, None
+    return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"].get("Code")
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview], mode: int) -> None:

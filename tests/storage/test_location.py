@@ -1,8 +1,11 @@
 """Places by path and URL, in an S3 store that nobody here wrote."""
 
 import gzip
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from upath import UPath
 from mars_ray.data.file_patterns import find_matches
 from mars_ray.data.record_file import check_source, read_records
 from mars_ray.errors import ConfigError, DataError, RunError
-from mars_ray.storage import location
+from mars_ray.storage import location, whole_file
 from mars_ray.storage.location import check_reachable, locate, locate_url
 from mars_ray.storage.whole_file import create_object, replace_file, write_file
 from tests.store_server import free_port, store_server
@@ -61,6 +64,58 @@ def test_of_many_who_create_an_object_at_once_one_succeeds(bucket: UPath) -> Non
         written = list(pool.map(lambda number: create_object(place, b"%d" % number), range(8)))
     assert sorted(written) == [False] * 7 + [True]
     assert place.read_bytes() == b"%d" % written.index(True)
+
+
+CONFLICT = (409, b"<Error><Code>ConditionalRequestConflict</Code><Message>Try again.</Message></Error>")
+EXISTS = (412, b"<Error><Code>PreconditionFailed</Code><Message>It exists.</Message></Error>")
+EXISTS_WITHOUT_BODY = (412, b"")
+CREATED = (200, b"")
+
+
+@contextmanager
+def store_with(*responses: tuple[int, bytes]) -> Iterator[int]:
+    """Run a store that gives these responses to writes, one after another, and yield its port."""
+    left = iter(responses)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # clients may wait for a 100 before they send the body
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            status, body = next(left)
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("responses", "created"),
+    [((EXISTS,), False), ((EXISTS_WITHOUT_BODY,), False), ((CONFLICT, CREATED), True), ((CONFLICT, EXISTS), False)],
+    ids=["412", "412 without a body", "409 and 200", "409 and 412"],
+)
+def test_the_status_that_a_store_answers_says_whether_an_object_was_created(
+    monkeypatch: pytest.MonkeyPatch, responses: tuple[tuple[int, bytes], ...], created: bool
+) -> None:
+    with store_with(*responses) as port:
+        monkeypatch.setitem(location.S3_OPTIONS, "endpoint_url", f"http://127.0.0.1:{port}")
+        assert create_object(locate_url("s3://bucket/a"), b"x") == created
+
+
+def test_a_conflict_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_file, "CONFLICT_PAUSE_S", 0.0)
+    with store_with(*[CONFLICT] * whole_file.CONFLICTS) as port:
+        monkeypatch.setitem(location.S3_OPTIONS, "endpoint_url", f"http://127.0.0.1:{port}")
+        with pytest.raises(OSError, match="Try again"):
+            create_object(locate_url("s3://bucket/a"), b"x")
 
 
 def test_a_file_that_two_processes_replace_at_once_has_the_whole_content_of_the_later_one(tmp_path: Path) -> None:
