@@ -3,9 +3,11 @@
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import count
 
 import pyarrow.parquet as pq
 import pytest
@@ -165,6 +167,29 @@ def test_a_second_driver_is_refused_while_the_first_lives(bucket: UPath, monkeyp
     refused = pytest.raises(OutputError, match=r"process \d+ on .* is working in s3://")
     with begun(bucket / "out"), refused, begun(bucket / "out"):
         pass
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_an_outage_of_the_store_longer_than_a_lease_does_not_cost_the_first_driver_its_job(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = bucket.fs
+    read = fs.cat_file
+    reads = count(1)
+
+    def read_through_an_outage(name: str) -> bytes:
+        content: bytes = read(name)
+        if next(reads) == 2:  # the second driver waits for the first one, which renews its lease after the outage
+            time.sleep(driver_lease.LEASE_S)
+            lease = json.loads(content)
+            fs.pipe_file(name, json.dumps(lease | {"renewed": lease["renewed"] + 1}).encode())
+        return content
+
+    refused = pytest.raises(OutputError, match=r"process \d+ on .* is working in s3://")
+    with begun(bucket / "out"):
+        monkeypatch.setattr(fs, "cat_file", read_through_an_outage)
+        with refused, begun(bucket / "out"):
+            pass
 
 
 @pytest.mark.usefixtures("impatient", "manual")
