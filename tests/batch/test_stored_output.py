@@ -45,6 +45,10 @@ class Killed(BaseException):
     """Where a process would end."""
 
 
+class Failed(Exception):
+    """An error that ends a run in an orderly way."""
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver is gone after a second."""
@@ -92,12 +96,21 @@ def test_a_shard_that_a_kill_kept_from_being_written_is_written_by_the_next_driv
     assert ids_in(bucket / "out") == ["0", "1", "2", "3", "4", "5"]
 
 
-@pytest.mark.usefixtures("manual")
+@pytest.mark.usefixtures("impatient", "manual")
 def test_what_did_not_reach_the_log_is_done_again(bucket: UPath) -> None:
-    with begun(bucket / "out") as output:
+    with pytest.raises(RunError, match="Another driver"), begun(bucket / "out") as first:
+        first.take([row_result(0)], run_s=0.0)
+        first._log.commit()  # type: ignore[union-attr]
+        first.take([row_result(1)], run_s=0.0)
+        with begun(bucket / "out") as second:
+            assert second.ledger.done == 1
+
+
+@pytest.mark.usefixtures("manual")
+def test_what_was_taken_is_done_although_an_error_ends_the_run_before_the_next_commit(bucket: UPath) -> None:
+    with pytest.raises(Failed), begun(bucket / "out") as output:
         output.take([row_result(0)], run_s=0.0)
-        output._log.commit()  # type: ignore[union-attr]
-        output.take([row_result(1)], run_s=0.0)
+        raise Failed
     with begun(bucket / "out") as output:
         assert output.ledger.done == 1
 

@@ -118,15 +118,21 @@ class JobLog:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """While the `with` block runs, write the added results every `COMMIT_S` seconds."""
+        """While the `with` block runs, write the added results every `COMMIT_S` seconds.
+
+        However the block ends, the last results are written. Raises `RunError` if this fails or another driver has
+        begun, but not if an earlier write failed.
+        """
         keeper = threading.Thread(target=self._keep, name="job-log-keeper", daemon=True)
         keeper.start()
-        try:
-            yield
-        finally:
-            self._closing.set()
-            keeper.join()
-            self._writer.shutdown()
+        with self._writer:
+            try:
+                yield
+            finally:
+                self._closing.set()
+                keeper.join()
+                if not self.failed:
+                    self.commit()
 
     def add(self, results: list[RowResult], run_s: float) -> None:
         """Add results, which are written within `COMMIT_S` seconds. Raises `RunError` if an earlier write failed."""
