@@ -29,11 +29,12 @@ def write_file(path: AnyPath, parts: Iterable[bytes | memoryview]) -> None:
             path.fs.pipe_file(path.path, b"".join(parts))
 
 
-def write_new_object(path: AnyPath, content: bytes) -> None:
-    """Write an object unless it exists. Raises `RunError` if it cannot be written."""
+def write_new_object(path: AnyPath, content: bytes) -> bool:
+    """Write an object unless it exists, and return whether it now has this content. Raises `RunError` if it cannot be
+    written."""
     assert isinstance(path, UPath)
     with store_errors(path.parent, RunError, "Cannot write to", WRITE_ADVICE):
-        create_object(path, content)
+        return create_object(path, content) or path.read_bytes() == content
 
 
 def write_lines(path: AnyPath, lines: Iterable[str]) -> None:

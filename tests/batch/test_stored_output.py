@@ -14,10 +14,10 @@ import pytest
 from upath import UPath
 
 from mars_ray.batch.output import folder, job_log
-from mars_ray.batch.output.folder import LOG, OutputFolder, open_output
+from mars_ray.batch.output.folder import LOG, OutputFolder, new_shard, open_output
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage import driver_lease
-from mars_ray.storage.whole_file import create_object
+from mars_ray.storage.whole_file import create_object, write_new_object
 from tests.batch.test_job_page import FULL
 from tests.factories.rows import row_result
 
@@ -236,6 +236,46 @@ def test_a_driver_whose_job_was_put_aside_writes_nothing_into_the_new_one(bucket
                 first.flush()
             second.flush()
     assert ids_in(bucket / "out") == [str(number) for number in range(10, 10 + rows)]
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_a_shard_that_a_driver_writes_after_its_job_was_put_aside_replaces_none_of_the_new_one(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "ROWS_PER_SHARD", 2)
+
+    def write_late(path: UPath, content: bytes) -> bool:
+        monkeypatch.setattr(folder, "write_new_object", write_new_object)
+        with begun(bucket / "out", new=True) as second:
+            second.take([row_result(10)], run_s=0.0)
+            written = write_new_object(path, content)
+            second.take([row_result(11)], run_s=0.0)
+            second.flush()
+        return written
+
+    with begun(bucket / "out") as first:
+        monkeypatch.setattr(folder, "write_new_object", write_late)
+        first.take([row_result(0), row_result(1)], run_s=0.0)
+    assert ids_in(bucket / "out") == ["10", "11"]
+
+
+@pytest.mark.usefixtures("manual")
+def test_a_late_shard_of_another_job_is_replaced_by_a_driver_that_resumes(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "ROWS_PER_SHARD", 2)
+
+    def write_late(path: UPath, content: bytes) -> bool:
+        """Die before the shard is written, and leave that of a late driver."""
+        path.write_bytes(new_shard(row_result(0).records, {}, "parquet"))
+        raise Killed
+
+    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch, begun(bucket / "out") as output:
+        patch.setattr(folder, "write_new_object", write_late)
+        output.take([row_result(10), row_result(11)], run_s=0.0)
+    with begun(bucket / "out") as output:
+        output.flush()
+    assert ids_in(bucket / "out") == ["10", "11"]
 
 
 @pytest.mark.usefixtures("impatient", "manual")

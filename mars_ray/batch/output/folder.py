@@ -9,8 +9,9 @@ A row is done once its result is in the ledger or, for an output in a store, in 
 finished rows then move to shards of `ROWS_PER_SHARD` records. Records are removed from the ledger after their shard is
 written; if the driver is killed in between, the same records are written to the same shard again. In a store, the name
 of the errors file contains the number of the last event in the log, so an errors file is never overwritten, and a shard
-is written only if it does not exist. Otherwise, a driver that has lost its job to a new driver could replace a file of
-the new driver.
+is created only if it does not exist. Otherwise, a driver that has lost its job to a new driver could replace a file of
+the new driver. If a shard exists with other content, a driver of a job that `--new` has moved aside may have written it
+late. The shard is then replaced, unless a new driver has begun.
 
 A local folder contains the ledger, and a lock keeps other drivers out. A store contains the log of the job. Each new
 driver rebuilds the ledger from the log in a temporary folder, so a job in a store can be resumed from any machine.
@@ -134,21 +135,14 @@ class OutputFolder:
     def replay(self, events: Iterable[Event]) -> None:
         """Rebuild the ledger from the events of the log, and write the shards that a killed driver left unwritten."""
         self._existing_shards = {path.name for path in self._rows.glob("part-*")}
+        last: Event | None = None
         for event in events:
-            for run_s, results in event.results:
-                self._note(results, run_s)
-                self._shelve_full()
-            match event.kind:
-                case "begin":
-                    self.ledger.check_settings(event.details["settings"])
-                    self._begin(event.details["format"], event.details["kinds"])
-                case "widened":
-                    self.ledger.set_kinds("shards", self._kinds)
-                case "flush":
-                    self._shelve_all()
-                case "forget errors":
-                    self.ledger.forget_errors()
-        self._existing_shards = set()
+            if last is not None:
+                self._replay(last)
+            last = event
+        self._existing_shards = set()  # nothing proves that the shards of the last event are those of this job
+        if last is not None:
+            self._replay(last)
 
     def report(self, report: JobReport) -> None:
         """Write the report as JSON and HTML, unless another driver has taken over the job."""
@@ -156,6 +150,21 @@ class OutputFolder:
             return
         write_file(self.folder / "report.json", [json.dumps(asdict(report), indent=2).encode() + b"\n"])
         write_file(self.folder / "report.html", [job_page(report).encode()])
+
+    def _replay(self, event: Event) -> None:
+        for run_s, results in event.results:
+            self._note(results, run_s)
+            self._shelve_full()
+        match event.kind:
+            case "begin":
+                self.ledger.check_settings(event.details["settings"])
+                self._begin(event.details["format"], event.details["kinds"])
+            case "widened":
+                self.ledger.set_kinds("shards", self._kinds)
+            case "flush":
+                self._shelve_all()
+            case "forget errors":
+                self.ledger.forget_errors()
 
     def _begin(self, format: FileFormat, kinds: ColumnKinds) -> None:
         self._format = format
@@ -215,8 +224,10 @@ class OutputFolder:
             content = new_shard(texts, self._kinds, self._format)
             if self._log is None:
                 write_file(self._rows / name, [content])
-            else:
-                write_new_object(self._rows / name, content)
+            elif not write_new_object(self._rows / name, content):
+                # A new driver of this job wrote the shard, or a late driver of a job that `--new` moved aside.
+                self._log.check_driver()
+                write_file(self._rows / name, [content])
         self.ledger.shelve(name, len(texts))
 
 
