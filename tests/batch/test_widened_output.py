@@ -161,12 +161,17 @@ def test_an_output_in_a_store_is_widened_too(bucket: UPath, tmp_path: Path) -> N
     assert table_in(bucket / "out").equals(table_in(tmp_path / "whole"))
 
 
-def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver is gone after a second, and nothing happens by itself."""
     monkeypatch.setattr(driver_lease, "LEASE_S", 1.0)
     monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
     monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)
     monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
 
+
+@pytest.mark.usefixtures("impatient")
+def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_late(path: AnyPath, content: bytes) -> bool:
         """Write a shard after another driver has taken the job and widened the shard."""
         monkeypatch.setattr(module, "write_new_object", write_new_object)
@@ -179,3 +184,24 @@ def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatc
         with pytest.raises(RunError, match="Another driver has taken over the job"):
             frozen.flush()
     assert table_in(bucket / "out")["k"].to_pylist() == ["1", "2", "x"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_same_command_mends_a_shard_that_a_replaced_driver_rewrote_late(
+    bucket: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: Input = [*NUMBERS, *MIXED, {"newer": True}]
+
+    def write_late(path: AnyPath, content: list[bytes]) -> None:
+        """Rewrite a shard after another driver has taken the job and widened the shard further."""
+        monkeypatch.setattr(module, "write_file", write_file)
+        run(bucket / "out", rows)
+        write_file(path, content)
+
+    run(bucket / "out", NUMBERS)
+    monkeypatch.setattr(module, "write_file", write_late)
+    with pytest.raises(RunError, match="Another driver has taken over the job"), begun(bucket / "out", NUMBERS + MIXED):
+        pass
+    run(bucket / "out", rows)
+    run(tmp_path / "whole", rows)
+    assert table_in(bucket / "out").equals(table_in(tmp_path / "whole"))

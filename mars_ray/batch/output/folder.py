@@ -18,7 +18,9 @@ driver rebuilds the ledger from the log in a temporary folder, so a job in a sto
 
 All shards have the schema of `columns`, which depends on all input. If a run adds input that changes the schema, the
 shards are rewritten before the first row of the run is answered. A run that was killed in between leaves shards of both
-schemas, and the next run rewrites them again, which does not change the shards that are already rewritten.
+schemas, and the next run rewrites them again, which does not change the shards that are already rewritten. In a store,
+the earlier run may have been frozen, and may write a shard late, after another run has changed the schema further. The
+log shows which runs did not finish, so later runs check all shards again.
 """
 
 import json
@@ -69,6 +71,9 @@ class OutputFolder:
         self._in_step = True
         """True if the ledger and the log agree. A Ctrl-C between the writes to the ledger and the log leaves this
         False; the log is then right."""
+        self._unfinished_kinds: list[ColumnKinds] = []
+        """Kinds for which earlier drivers began to rewrite shards and did not finish. A driver that was frozen may have
+        written a shard late."""
         self._existing_shards: set[str] = set()
         """Shards that `replay` does not need to write again."""
 
@@ -82,7 +87,7 @@ class OutputFolder:
         if self._log is not None:
             self._log.append("begin", {"format": format, "kinds": kinds, "settings": self.ledger.settings()})
         self._begin(format, kinds)
-        if self.ledger.kinds("shards") != kinds:
+        if any(old != kinds for old in (self.ledger.kinds("shards"), *self._unfinished_kinds)):
             self._widen_shards()
             if self._log is not None:
                 self._log.append("widened")
@@ -158,6 +163,8 @@ class OutputFolder:
         match event.kind:
             case "begin":
                 self.ledger.check_settings(event.details["settings"])
+                if self.ledger.kinds("shards") != self._kinds:
+                    self._unfinished_kinds.append(self._kinds)
                 self._begin(event.details["format"], event.details["kinds"])
             case "widened":
                 self.ledger.set_kinds("shards", self._kinds)
