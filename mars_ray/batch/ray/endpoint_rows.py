@@ -9,8 +9,8 @@ import openai
 import pyarrow as pa
 from openai.types.chat.chat_completion import ChatCompletion
 from ray import serve
-from ray.exceptions import RayTaskError
-from ray.serve.exceptions import RayServeException
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from mars_ray.batch.rows.row_tables import RowResult, from_row_table
 from mars_ray.batch.rows.stage_rows import rows_to_answer, with_answers
@@ -18,6 +18,7 @@ from mars_ray.batch.run.adaptive_limit import AdaptiveLimit
 from mars_ray.batch.run.endpoint_config import EndpointProcessorConfig, body_of, refusal_of, result_of
 from mars_ray.errors import (
     BadRecordError,
+    EngineHungError,
     MarsRayError,
     QueueFullError,
     ReplicaLostError,
@@ -25,6 +26,7 @@ from mars_ray.errors import (
     RunError,
     StepError,
     UnavailableError,
+    first_line,
 )
 
 CONNECT_RETRIES = 5
@@ -36,9 +38,18 @@ PAUSE_S = 1.0
 FAILURES = 3
 """Number of times that the endpoint fails on the same row before the row gets an error."""
 RETRIED_STATUSES = frozenset({408, 409, 429, 502, 503, 504})
-RETRIED_ERRORS = (QueueFullError, UnavailableError, ReplicaLostError)
-"""Errors of a Serve application after which a request is sent again, just as after one of the HTTP statuses in
-`RETRIED_STATUSES`."""
+RETRIED_ERRORS = (
+    QueueFullError,
+    UnavailableError,
+    ReplicaLostError,
+    RayActorError,
+    BackPressureError,
+    DeploymentUnavailableError,
+)
+"""Errors of a Serve application, or of Ray for lack of a gateway, after which a request is sent again, just as after
+one of the HTTP statuses in `RETRIED_STATUSES`."""
+HUNG = "engine_hung"
+"""Code of a failed request that hung engines. The request must not be sent to more engines."""
 
 Complete = Callable[..., Awaitable[ChatCompletion]]
 """Sends a request with the given fields, `messages` among them."""
@@ -79,7 +90,7 @@ class EndpointRows:
     async def _result(self, complete: Complete, key: bytes, raw: bytes) -> RowResult:
         try:
             return result_of(key, await self._answer(complete, body_of(raw, self._config)))
-        except (BadRecordError, RequestError, StepError) as error:
+        except (BadRecordError, RequestError, StepError, EngineHungError) as error:
             return refusal_of(key, str(error))
 
     async def _answer(self, complete: Complete, body: dict[str, Any]) -> ChatCompletion:
@@ -130,7 +141,8 @@ async def _connect_url(config: EndpointProcessorConfig) -> Complete:
             if error.status_code in RETRIED_STATUSES:
                 raise _RefusedForNow(error.message, _seconds(error.response.headers.get("retry-after"))) from error
             if error.status_code >= 500:
-                raise StepError(f"the endpoint failed: {error.message}") from error
+                kind = EngineHungError if error.code == HUNG else StepError
+                raise kind(f"the endpoint failed: {error.message}") from error
             raise RunError(f"the endpoint at {config.url} refused the request: {error.message}") from error
 
     return complete
@@ -154,11 +166,11 @@ def _connect_app(config: EndpointProcessorConfig) -> Complete:
         try:
             answer: ChatCompletion = await handle.complete.remote(messages, model=config.model, **fields)
             return answer
-        except (RayTaskError, MarsRayError) as raised:
+        except (RayTaskError, MarsRayError, *RETRIED_ERRORS) as raised:
             # Ray's error is also an instance of our error class, but its message is a stack trace.
             error = raised.cause if isinstance(raised, RayTaskError) else raised
             if isinstance(error, RETRIED_ERRORS):
-                raise _RefusedForNow(str(error)) from error
+                raise _RefusedForNow(first_line(error)) from error
             raise error from None
 
     return complete
