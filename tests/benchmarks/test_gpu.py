@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,8 +64,8 @@ def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_last_run_begins_with_the_last_machine() -> None:
-    first = [{"machine": {}, "model": "bundled"}, {"callers": 1}]
-    last = [{"machine": {}, "model": "smollm2"}, {"callers": 8}]
+    first: list[dict[str, Any]] = [{"machine": {}, "model": "bundled"}, {"callers": 1}]
+    last: list[dict[str, Any]] = [{"machine": {}, "model": "smollm2"}, {"callers": 8}]
     assert last_run([*first, *last]) == last
     assert last_run([{"callers": 1}]) == [{"callers": 1}]
 

@@ -137,6 +137,11 @@ class OutputFolder:
         """Path of the errors file, or None if there is no such file."""
         return max(self.folder.glob("errors*.jsonl"), key=str, default=None)
 
+    def check_driver(self) -> None:
+        """Raise `RunError` if another driver has begun. On a disk, a lock keeps others out."""
+        if self._log is not None:
+            self._log.check_driver()
+
     def replay(self, events: Iterable[Event]) -> None:
         """Rebuild the ledger from the events of the log, and write the shards that a killed driver left unwritten."""
         self._existing_shards = {path.name for path in self._rows.glob("part-*")}
@@ -187,8 +192,7 @@ class OutputFolder:
             for number, name in enumerate(names, 1):
                 content = rewritten_shard(self._rows / name, self._kinds)
                 if content is not None:
-                    if self._log is not None:
-                        self._log.check_driver()
+                    self.check_driver()
                     write_file(self._rows / name, [content])
                 progress.update(number, {})
 
@@ -233,7 +237,7 @@ class OutputFolder:
                 write_file(self._rows / name, [content])
             elif not write_new_object(self._rows / name, content):
                 # A new driver of this job wrote the shard, or a late driver of a job that `--new` moved aside.
-                self._log.check_driver()
+                self.check_driver()
                 write_file(self._rows / name, [content])
         self.ledger.shelve(name, len(texts))
 

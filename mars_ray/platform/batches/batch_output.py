@@ -82,7 +82,7 @@ class BatchOutput:
 
     async def check_driver(self) -> None:
         """Raise `RunError` if another driver has taken over the batch."""
-        await self._run(self._check_driver)
+        await self._run(self._output.check_driver)
 
     def _begin(self) -> None:
         make_folder(self._folder.parent)
@@ -105,11 +105,7 @@ class BatchOutput:
 
     def _own(self, lines: Iterator[bytes]) -> Iterator[bytes]:
         yield from lines
-        self._check_driver()
-
-    def _check_driver(self) -> None:
-        if (log := self._output._log) is not None:  # on a disk, a lock keeps other drivers out
-            log.check_driver()
+        self._output.check_driver()
 
     async def _end(self) -> None:
         try:
