@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.engine.execution.step_threads import FASTER, LOST_PER_S, QUOTA_S, StepThreads, _Trial, lost_cores
+from mars_ray.engine.execution.step_threads import FASTER, LOST_PER_S, QUOTA_S, StepThreads, lost_cores
 
 Times = Callable[[int], float]
 """Seconds of a step with one position, by the number of threads."""
@@ -100,10 +100,3 @@ def test_threads_follow_a_quota_that_changes(later: int) -> None:
 
 def test_a_thread_that_goes_on_while_others_want_its_core_loses_it() -> None:
     assert lost_cores() >= 0
-
-
-def test_a_trial_that_compares_nothing_changes_nothing() -> None:
-    trial = _Trial(fewer=1)
-    while trial.turn < 4:
-        trial.add(positions=1 if trial.threads == 1 else 40, seconds=0.01)
-    assert trial.best is None

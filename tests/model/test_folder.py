@@ -47,7 +47,7 @@ def test_a_folder_without_config_is_refused(make_model_folder: MakeFolder) -> No
         (b'{"model_type": 3}', "names no model_type"),
         (b'{"model_type": "qwen99"}', "'qwen99' is not known to transformers"),
         (b'{"model_type": "qwen2", "hidden_size": "wide"}', "not a valid qwen2 configuration"),
-        (b'{"model_type": "lfm2"}', "'lfm2' has layers of the type conv"),
+        (b'{"model_type": "lfm2", "full_attn_idxs": [1]}', "'lfm2' has layers of the type conv"),
         (b'{"model_type": "qwen3_next"}', "'qwen3_next' has layers of the type linear_attention"),
         (b'{"model_type": "jamba"}', "'jamba' has layers of the type"),
         (b'{"model_type": "llama4_text"}', "'llama4_text' has layers of the type chunked_attention"),

@@ -68,8 +68,8 @@ class _Trial:
             self.turn_s = 0.0
 
     @property
-    def best(self) -> int | None:
-        """The faster number of threads; None if no steps of a similar size ran with both."""
+    def best(self) -> int:
+        """The faster number of threads; the smaller one if no steps of a similar size ran with both."""
         totals = [0.0, 0.0]
         for size in {size for _, size in self.times_s}:
             both = [self.times_s.get((self.fewer + more, size)) for more in (0, 1)]
@@ -77,7 +77,7 @@ class _Trial:
                 steps = min(len(both[0]), len(both[1]))
                 totals[0] += steps * sum(both[0]) / len(both[0])
                 totals[1] += steps * sum(both[1]) / len(both[1])
-        return self.fewer + (totals[1] < FASTER * totals[0]) if totals[0] else None
+        return self.fewer + (totals[1] < FASTER * totals[0])
 
 
 class StepThreads:
@@ -140,13 +140,12 @@ class StepThreads:
             self._trial = _Trial(self._count if self._tries_more else self._count - 1)
 
     def _end_trial(self, trial: _Trial, now_s: float) -> None:
-        best = trial.best or self._count
-        if best == self._count:
+        if trial.best == self._count:
             self._pause_s = min(2 * self._pause_s, MOST_AGAIN_S)
             self._tries_more = not self._tries_more
         else:
             self._pause_s = AGAIN_S
-        self._count = best
+        self._count = trial.best
         self._trial = None
         self._next_trial_s = now_s + max(self._pause_s, trial.total_s / TRIAL_PART)
         self._lost, self._watched_s = 0, 0.0
