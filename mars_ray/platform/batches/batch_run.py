@@ -173,7 +173,7 @@ class BatchRun:
 
     async def _undone_rows(self, output: BatchOutput) -> AsyncGenerator[list[BatchRow], None]:
         """Yield the rows that are not done, in groups. Raises `StoredNotFoundError` if the input file is gone."""
-        with await asyncio.to_thread(self._input) as file:
+        with await self._opened_input() as file:
             rows = rows_of(file, self.batch.request.endpoint, max_body_bytes=self._tools.max_body_bytes)
             while group := await asyncio.to_thread(_next_rows, rows):
                 undone = await output.undone([row.key for row in group])
@@ -236,6 +236,14 @@ class BatchRun:
         if state.status in ENDED:
             counts.ended[state.status] += 1
         self.state = state
+
+    async def _opened_input(self) -> IO[bytes]:
+        opening = asyncio.create_task(asyncio.to_thread(self._input))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:  # nobody else would close what the thread still opens
+            opening.add_done_callback(lambda opened: opened.exception() or opened.result().close())
+            raise
 
     def _input(self) -> IO[bytes]:
         return self._tools.files.lines(self.batch.owner, self.batch.request.input_file_id)
