@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.serve.endpoint_clients import no_longer_asked, settled
-from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served
+from tests.serve.endpoint_samples import MESSAGES, Served
 from tests.web.conftest import WAIT_MS
 
 pytestmark = pytest.mark.browser
