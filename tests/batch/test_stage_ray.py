@@ -127,6 +127,7 @@ def test_stages_in_a_row_share_engines_and_keep_the_columns_as_they_were(model_f
     assert set(found["finish_reason"].to_pylist()) <= {"stop", "length"}
 
 
+@pytest.mark.slow
 def test_a_row_may_have_several_answers_and_says_its_own_sampling_mode_and_threshold(model_folder: Path) -> None:
     rows = [
         {"prompt": "one", "sampling": {"n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 3}, "mode": "ar"},

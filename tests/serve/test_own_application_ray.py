@@ -22,7 +22,7 @@ from mars_ray.ray_serve import MountedApp, build_deployment, build_openai_app
 from mars_ray.serve.deploy.environment import free_ports
 from tests.serve.cluster_samples import STEP_SECONDS
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 ROOM = 1
 """Of the endpoint under a prefix: a block of a stage is more, however fast the engine is."""
 SETTINGS = {
@@ -81,7 +81,6 @@ def mounted(url: str) -> Iterator[str]:
     serve.delete("llm")
 
 
-@pytest.mark.slow
 def test_openais_client_talks_to_an_endpoint_under_a_prefix(mounted: str) -> None:
     client = openai.OpenAI(base_url=mounted, api_key="none", max_retries=0)
     assert [each.id for each in client.models.list()] == ["bundled"]
@@ -90,7 +89,6 @@ def test_openais_client_talks_to_an_endpoint_under_a_prefix(mounted: str) -> Non
     assert re.fullmatch(LIST, answer.choices[0].message.content or "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["url", "app"])
 def test_a_stage_asks_an_endpoint_and_starts_no_engine(mounted: str, where: str) -> None:
     config = EndpointProcessorConfig(
@@ -111,7 +109,6 @@ def test_a_stage_asks_an_endpoint_and_starts_no_engine(mounted: str, where: str)
     assert "max_tokens" in found[30]["error"] and "Traceback" not in found[30]["error"]
 
 
-@pytest.mark.slow
 def test_what_was_refused_for_now_was_asked_again(mounted: str) -> None:
     with urllib.request.urlopen(f"{mounted.removesuffix('/v1')}/metrics", timeout=60) as page:
         refused = re.findall(r'^mars:http_requests_total.*status="429".* (\S+)$', page.read().decode(), re.MULTILINE)
