@@ -115,6 +115,7 @@ def model_routes(models: ServedModels) -> APIRouter:
     async def remove(name: str, request: Request) -> Response:
         """Remove a model or an adapter. Requests that run may finish."""
         await change(request, "model.removed", name, "without", name)
+        await models.refresh()  # a caller of this gateway sees the change at once
         return Response(status_code=204)
 
     return routes
