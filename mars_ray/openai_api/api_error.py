@@ -71,6 +71,8 @@ class _ErrorKind(NamedTuple):
 
 NO_RETRY = {"x-should-retry": "false"}
 """Headers by which OpenAI's clients do not send a request again by themselves."""
+ENGINE_HUNG = "engine_hung"
+"""Error code of a request that hung engines. It must not be sent to another engine."""
 
 _INTERNAL = _ErrorKind(500, "server_error", "internal_error", shown=False)
 
@@ -89,7 +91,7 @@ _ERROR_KINDS: dict[type[MarsRayError], _ErrorKind] = {
     errors.UnavailableError: _ErrorKind(503, "server_error", "unavailable", shown=True),
     errors.AdapterUnavailableError: _ErrorKind(503, "server_error", "adapter_unavailable", shown=True),
     errors.ReplicaLostError: _ErrorKind(503, "server_error", "replica_lost", shown=True),
-    errors.EngineHungError: _ErrorKind(500, "server_error", "engine_hung", shown=True),
+    errors.EngineHungError: _ErrorKind(500, "server_error", ENGINE_HUNG, shown=True),
     errors.StepError: _ErrorKind(500, "server_error", "step_failed", shown=False),
     # None of these is about a request. If one occurs during serving, it is our bug, and its message may name files.
     **dict.fromkeys(

@@ -28,6 +28,7 @@ from mars_ray.errors import (
     UnavailableError,
     first_line,
 )
+from mars_ray.openai_api.api_error import ENGINE_HUNG
 
 CONNECT_RETRIES = 5
 """Maximum number of retries when connecting to the endpoint; together they take a few seconds."""
@@ -48,8 +49,6 @@ RETRIED_ERRORS = (
 )
 """Errors of a Serve application, or of Ray for lack of a gateway, after which a request is sent again, just as after
 one of the HTTP statuses in `RETRIED_STATUSES`."""
-HUNG = "engine_hung"
-"""Code of a failed request that hung engines. The request must not be sent to more engines."""
 
 Complete = Callable[..., Awaitable[ChatCompletion]]
 """Sends a request with the given fields, `messages` among them."""
@@ -141,7 +140,7 @@ async def _connect_url(config: EndpointProcessorConfig) -> Complete:
             if error.status_code in RETRIED_STATUSES:
                 raise _RefusedForNow(error.message, _seconds(error.response.headers.get("retry-after"))) from error
             if error.status_code >= 500:
-                kind = EngineHungError if error.code == HUNG else StepError
+                kind = EngineHungError if error.code == ENGINE_HUNG else StepError
                 raise kind(f"the endpoint failed: {error.message}") from error
             raise RunError(f"the endpoint at {config.url} refused the request: {error.message}") from error
 

@@ -18,6 +18,7 @@ from mars_ray.batch.rows.row_tables import RowResult, as_json
 from mars_ray.batch.run.adaptive_limit import AdaptiveLimit
 from mars_ray.control.demand import TOKENS_AT_FIRST
 from mars_ray.errors import MarsRayError
+from mars_ray.openai_api.api_error import ENGINE_HUNG
 from mars_ray.platform.batches.batch_store import StoredBatch
 from mars_ray.platform.batches.input_file import BatchRow
 
@@ -40,8 +41,6 @@ NO_ROOM = frozenset({"overloaded", "unavailable", "replica_lost"})
 or adapter that is not ready."""
 PRICES_MISSING = "prices_missing"
 """Error code of a key with a budget in money on an endpoint without prices."""
-NOT_REPEATED = "engine_hung"
-"""Error code of a request that hung an engine. It must not be sent to another engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class RowCalls:
                     limit.answered()
                     self._took(batch)
                     failures += answer.status >= 500
-                    if answer.status < 500 or failures == FAILURES or _code(answer.body) == NOT_REPEATED:
+                    if answer.status < 500 or failures == FAILURES or _code(answer.body) == ENGINE_HUNG:
                         if answer.status == 200:
                             usage = answer.body.get("usage") or {}
                             self._answered += 1
