@@ -4,23 +4,21 @@ Four kinds of observations are used: confidences at masks, outcomes of verificat
 audit compares tokens accepted at masks with the model's own choice one forward later. Observing needs no extra forward,
 and a step only appends its observations to lists.
 
-A block of size b has b - 1 masks. Letters: K masks, B = K + 1 block sizes.
+A block of size b has b - 1 masks. Letters: K masks, B = K + 1 block sizes, G thresholds of the grid, J judged tokens.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import neg
+from itertools import accumulate
+from operator import mul, neg
 from typing import Annotated
 
 import numpy as np
 
-from mars_ray.engine.stats.audits import Audits
-from mars_ray.engine.stats.grid import GRID
+from mars_ray.engine.stats.grid import GRID, KEEP_RECENT, decay
 from mars_ray.engine.stats.lookahead import Floats, Lookahead, interpolate, look_ahead
 from mars_ray.engine.stats.mask_readings import CALIBRATED_FORWARDS, MaskReadings
-from mars_ray.engine.stats.mask_rows import MaskRows
-from mars_ray.engine.stats.text_gain import TextGain
 from mars_ray.engine.stats.verified_drafts import VerifiedDrafts
 from mars_ray.method.drafts import DRAFT_POSITIONS, PositionPrice
 
@@ -55,6 +53,96 @@ class ProfilePoint:
     def lookahead(self) -> Lookahead:
         """`tokens` and `positions` as arrays."""
         return Lookahead(np.array(self.tokens), np.array(self.positions))
+
+
+class MaskRows:
+    """Decayed counts of how forwards lay out their masks: one row behind the last token and one behind each draft."""
+
+    def __init__(self) -> None:
+        self._drafts = self._rows = 0.0
+        """Drafts, and the masks that they added, the latter as fractions of the longest row."""
+        self._surprised = self._void = 0.0
+        """Forwards that found a wrong draft, and how many of these had no masks after the last right draft."""
+
+    def observe(self, masks: tuple[int, ...], *, read: bool, surprised: bool) -> None:
+        """Record a forward (see `Profile.observe_rows`)."""
+        if drafts := len(masks) - 1:
+            self._drafts = KEEP_RECENT * self._drafts + drafts
+            self._rows = KEEP_RECENT * self._rows + (sum(masks) / max(masks) - 1)
+        if surprised:
+            self._surprised = KEEP_RECENT * self._surprised + 1
+            self._void = KEEP_RECENT * self._void + (not read)
+
+    @property
+    def per_draft(self) -> float:
+        """Number of masks that a draft adds, as a fraction of the longest row."""
+        return self._rows / self._drafts if self._drafts else 0.0
+
+    @property
+    def unread(self) -> float:
+        """Share of the forwards with a wrong draft that had no masks after the last right draft."""
+        return self._void / self._surprised if self._surprised else 0.0
+
+
+class TextGain:
+    """Decayed sums over the forwards whose drafts could come from text."""
+
+    def __init__(self) -> None:
+        self._forwards = 0.0
+        self._tokens = 0.0
+        """Tokens gained by drafts from text."""
+        self._positions = 0.0
+        """Positions taken by drafts from text."""
+        self._replaced_tokens = 0.0
+        """Tokens gained by the drafts from masks that drafts from text replaced."""
+        self._replaced_positions = 0.0
+        """Positions of those drafts from masks."""
+
+    def observe(self, drafts: int, right: int, replaced: Sequence[float]) -> None:
+        """Record a forward (see `Profile.observe_text`)."""
+        # Plain numbers, because every sequence does this in every step, and arrays would take ten times as long.
+        self._forwards = KEEP_RECENT * self._forwards + 1
+        self._tokens = KEEP_RECENT * self._tokens + right
+        self._positions = KEEP_RECENT * self._positions + drafts
+        self._replaced_tokens = KEEP_RECENT * self._replaced_tokens + sum(accumulate(replaced, mul))
+        self._replaced_positions = KEEP_RECENT * self._replaced_positions + len(replaced)
+
+    def by_block(self, blocks: int) -> Floats:
+        """Return the tokens and the positions that text adds to an average forward, as [2, blocks]."""
+        text_2 = np.array([self._tokens, self._positions])
+        replaced_2 = np.array([self._replaced_tokens, self._replaced_positions])
+        # Without masks there are no drafts from masks to replace.
+        gain_2B: Floats = text_2[:, None] - np.outer(replaced_2, np.arange(blocks) > 0)
+        return gain_2B / max(1.0, self._forwards)
+
+
+class Audits:
+    """Decayed counts of audited tokens at each threshold."""
+
+    def __init__(self) -> None:
+        self._new: list[tuple[float, list[float], list[bool]]] = []
+        self.audited_G: Floats = np.zeros(len(GRID))
+        """Tokens that were judged."""
+        self.agreed_G: Floats = np.zeros(len(GRID))
+        """Tokens among them that equal the model's own choice."""
+
+    def observe(self, threshold: float, confidences: list[float], right: list[bool]) -> None:
+        """Record an audit (see `Profile.observe_audit`)."""
+        self._new.append((threshold, confidences, right))
+
+    def fold(self) -> None:
+        """Add the new audits to the counts."""
+        new, self._new = self._new, []
+        keep = decay(len(new))
+        self.audited_G *= keep
+        self.agreed_G *= keep
+        grid_G1 = np.array(GRID)[:, None]
+        for threshold, confidences, right in new:
+            judged = min(len(confidences), len(right))
+            least_J = np.minimum.accumulate(np.array(confidences[:judged], dtype=float))
+            counts_GJ = (least_J >= grid_G1) & (grid_G1 >= threshold)
+            self.audited_G += counts_GJ.sum(axis=1)
+            self.agreed_G += (counts_GJ & np.array(right[:judged], dtype=bool)).sum(axis=1)
 
 
 class Profile:
