@@ -158,7 +158,7 @@ class Engine:
             longest_step_s=self.step_time.longest_s(self._max_prefill_tokens + self.running * (1 + self.block)),
             drafts=self._drafts.counts(),
             acceptance=self._adapters.acceptance,
-            modelled=self._stats.modelled,
+            modelled=self._stats.step_clock.modelled,
         )
 
     def add(self, request: Request) -> None:
@@ -185,7 +185,7 @@ class Engine:
 
     def step(self) -> list[Chunk]:
         """Run one forward. Return its chunks and the last chunks of sequences cancelled since the last step."""
-        self._stats.step_began()
+        self._stats.step_clock.begin()
         chunks, self._cancelled = self._cancelled, []
         thresholds = tuple(self._thresholds.by_class.values())
         self._blocks.next_step(self._scheduler.running, self._acceptance, thresholds, self._stats.kv_tokens)
@@ -200,7 +200,7 @@ class Engine:
             self._free_ended()
             self._stats.step_ended(batch)
         if not self.busy:
-            self._stats.idle()
+            self._stats.step_clock.idle()
         return chunks
 
     def clear_cache(self) -> None:

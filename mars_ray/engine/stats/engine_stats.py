@@ -120,7 +120,7 @@ class EngineStats:
     ) -> None:
         """Count for `classes`. With `step_model`, steps take the times of the machine that it describes."""
         self._clock = clock
-        self._step_clock = StepClock(clock, step_model, sleep)
+        self.step_clock = StepClock(clock, step_model, sleep)
         self.step_time = StepTimeFit()
         self._counts = {name: _Counts() for name in classes}
         self._timed = self._counts.keys() - {BATCH_CLASS} or self._counts.keys()
@@ -166,28 +166,15 @@ class EngineStats:
             if sequence.service_class in self._timed:
                 self._ttft_s.add(now_s, now_s - sequence.added_s)
 
-    def step_began(self) -> None:
-        """Record the start of a step."""
-        self._step_clock.begin()
-
     def forward_ended(self, batch: list[ScheduledSequence], kv_tokens: int) -> None:
         """Record a forward that attended to `kv_tokens`, before its tokens are committed."""
         self.kv_tokens = kv_tokens
-        self._step_clock.forwarded(_work_of(batch, kv_tokens))
+        self.step_clock.forwarded(_work_of(batch, kv_tokens))
 
     def step_ended(self, batch: list[ScheduledSequence]) -> None:
         """Record the work and the time of a step."""
         self.steps += 1
-        self.step_time.observe(_work_of(batch, self.kv_tokens), self._step_clock.end())
-
-    def idle(self) -> None:
-        """Record that the engine has no work, so that the time until the next step does not count."""
-        self._step_clock.idle()
-
-    @property
-    def modelled(self) -> ModelledSteps | None:
-        """The machine whose step times the engine takes; None for the time of this machine."""
-        return self._step_clock.modelled
+        self.step_time.observe(_work_of(batch, self.kv_tokens), self.step_clock.end())
 
     def class_states(
         self, running_seqs: Iterable[Sequence], waiting: WaitingQueue, thresholds: Mapping[str, float]
