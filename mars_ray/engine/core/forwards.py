@@ -4,9 +4,6 @@ The compiled CPU kernels run the network if they support it, otherwise torch doe
 """
 
 import math
-from pathlib import Path
-
-from transformers import PreTrainedModel
 
 from mars_ray.engine.core.adapters import Adapters, AdaptersByName
 from mars_ray.engine.execution.cpu_runner import CPURunner
@@ -30,14 +27,7 @@ class Forwards:
     ) -> None:
         network = checkpoint.network
         self.cache = SlotKVCache(network.config, network.dtype, network.device)
-        self.runner, self.kernels = choose_runner(
-            network,
-            self.cache,
-            checkpoint.mask_id,
-            options,
-            consume=consume,
-            folder=checkpoint.folder if consume else None,
-        )
+        self.runner, self.kernels = self._choose_runner(checkpoint, options, consume)
         self.adapters = Adapters(self.runner, checkpoint, adapters)
         self.packer = InputPacker(checkpoint.mask_id, network.device, self.adapters.number)
 
@@ -53,29 +43,21 @@ class Forwards:
         output.confidences[:] = [sure if math.isfinite(sure) else 0.0 for sure in output.confidences]
         return picks, output, inputs.kv_tokens
 
+    def _choose_runner(self, checkpoint: Checkpoint, options: EngineOptions, consume: bool) -> tuple[ModelRunner, str]:
+        """Return the runner, and a description of it with the reason for the choice.
 
-def choose_runner(
-    network: PreTrainedModel,
-    cache: SlotKVCache,
-    mask_id: int,
-    options: EngineOptions,
-    *,
-    consume: bool,
-    folder: Path | None,
-) -> tuple[ModelRunner, str]:
-    """Return the runner, and a description of it with the reason for the choice.
-
-    With `consume`, the network's own weights may be freed once they are packed. `folder` is the one that the network
-    was loaded from unchanged, if there is one. Raises `ModelError` if the options ask
-    for quantized weights, which need the kernels, and the kernels do not support the network or the machine.
-    """
-    try:
-        runner = CPURunner(network, cache, mask_id=mask_id, quantize=options.quantize, consume=consume, folder=folder)
-    except KernelError as error:
-        if options.quantize:
-            raise ModelError(f"quantize {options.quantize} needs kernels that do not run here: {error}") from None
-        through_torch = TorchRunner(network, cache, mask_id=mask_id)
-        return through_torch, f"torch, because {error}" if network.device.type == "cpu" else "torch"
-    library = kernel_library()
-    quantized = f", {options.quantize}" if options.quantize else ""
-    return runner, f"CPU kernels {library.family.name}{quantized} ({library.origin})"
+        Raises `ModelError` if the options ask for quantized weights, which need the kernels, and the kernels do not
+        support the network or the machine.
+        """
+        network, mask_id, quantize = checkpoint.network, checkpoint.mask_id, options.quantize
+        folder = checkpoint.folder if consume else None  # only then the network has the weights of its folder
+        try:
+            runner = CPURunner(network, self.cache, mask_id=mask_id, quantize=quantize, consume=consume, folder=folder)
+        except KernelError as error:
+            if quantize:
+                raise ModelError(f"quantize {quantize} needs kernels that do not run here: {error}") from None
+            through_torch = TorchRunner(network, self.cache, mask_id=mask_id)
+            return through_torch, f"torch, because {error}" if network.device.type == "cpu" else "torch"
+        library = kernel_library()
+        quantized = f", {quantize}" if quantize else ""
+        return runner, f"CPU kernels {library.family.name}{quantized} ({library.origin})"
