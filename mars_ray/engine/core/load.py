@@ -1,8 +1,6 @@
 """Load a model on the best device of this machine, into this package's engine or into vLLM with the plug-in."""
 
-from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -23,13 +21,12 @@ def best_device() -> str:
 
 
 def load_engine(
-    model: ResolvedModel, options: EngineOptions, adapters: Mapping[str | None, Path] | None = None
+    model: ResolvedModel, options: EngineOptions, adapters: AdapterFolders | None = None
 ) -> tuple[Engine, Checkpoint]:
     """Return an engine on `best_device`, and its checkpoint, whose network only the engine may use.
 
-    `adapters` maps the names that requests use to adapter folders; None is the key of the default adapter. Raises
-    `ModelError` for weights that cannot be loaded, `AdapterError` for an adapter that does not fit, and `ConfigError`
-    for invalid sizes in `options`.
+    Raises `ModelError` for weights that cannot be loaded, `AdapterError` for an adapter that does not fit, and
+    `ConfigError` for invalid sizes in `options`.
     """
     if torch.get_num_threads() > usable_cpus():  # torch ignores CPU quotas
         torch.set_num_threads(usable_cpus())

@@ -213,7 +213,7 @@ class VllmEngine:
     def _commit(self, output: CoreOutput) -> Chunk:
         """Add the tokens of a step to their sequence."""
         sequence = self._running[output.key]
-        rule = sequence.request.decode.acceptance(self._thresholds.by_class[sequence.service_class])
+        rule = self._thresholds.acceptance(sequence, lenient=False)
         if sequence.forwards == 0:  # later, a preempted sequence finds its own prompt in the cache
             sequence.num_cached_tokens = min(output.cached_tokens, sequence.num_prompt_tokens)
         emitted = emit(sequence, list(output.tokens), ended=output.finish_reason == "stop")
