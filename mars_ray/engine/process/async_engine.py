@@ -23,7 +23,7 @@ from pathlib import Path
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.process.chunk_streams import ChunkStreams
 from mars_ray.engine.process.connection import ENDED, EngineConnection
-from mars_ray.engine.process.engine_process import EngineProcess
+from mars_ray.engine.process.engine_process import DIED, EngineProcess
 from mars_ray.engine.process.grammar_checker import GrammarChecker
 from mars_ray.engine.process.messages import (
     Add,
@@ -229,9 +229,7 @@ class AsyncEngine:
             writer.write(frame(Launch(spec, os.environ | {"OMP_NUM_THREADS": str(spec.threads)})))
             event = await read_message(reader)
             if not isinstance(event, Started):
-                raise (
-                    event.error if isinstance(event, Failed) else ReplicaLostError("the engine died while it started.")
-                )
+                raise event.error if isinstance(event, Failed) else ReplicaLostError(DIED)
         except BaseException:
             writer.close()
             raise
