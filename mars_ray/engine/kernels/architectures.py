@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -75,10 +75,6 @@ class Architecture:
         """Return the float32 numbers [H] by which the kernels multiply."""
         weight: Tensor = norm.weight.detach().float() + self.norm_offset
         return weight.contiguous()
-
-    def linear_layers(self, layer: Any) -> list[list[nn.Linear]]:
-        """Return the linear layers of a decoder layer in the groups of `linears`."""
-        return [[layer.get_submodule(name) for name in group] for group in self.linears]
 
     def activation_of(self, config: Any) -> str:
         """Return the name of the MLP's activation function, such as "silu"."""

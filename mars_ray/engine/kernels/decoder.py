@@ -241,8 +241,8 @@ class FusedDecoder:
         architecture = self._architecture
         attention = layer.self_attn
         qkv, output, gate_up, down = (
-            self._pack(group, self._kind, alternating=number == GATE_UP).matrix
-            for number, group in enumerate(architecture.linear_layers(layer))
+            self._pack([layer.get_submodule(name) for name in names], self._kind, alternating=number == GATE_UP).matrix
+            for number, names in enumerate(architecture.linears)
         )
         norms = {
             "attention_norm": layer.input_layernorm,

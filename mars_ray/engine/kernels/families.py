@@ -91,7 +91,9 @@ def chosen_family() -> KernelFamily:
         return known[name]
     fitting = supported_families()
     if not fitting:
-        raise KernelError("; ".join(lack(family) or "" for family in _smallest()) + ".")
+        least = {family.machine: family for family in FAMILIES}  # the family with the fewest needs
+        smallest = [least[machine()]] if machine() in least else list(least.values())
+        raise KernelError("; ".join(lack(family) or "" for family in smallest) + ".")
     return fitting[0]
 
 
@@ -116,12 +118,6 @@ def _are_tiles_permitted() -> bool:
     """Ask Linux for the tile registers of AMX, and return whether this process may use them."""
     refused: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
     return refused == 0
-
-
-def _smallest() -> list[KernelFamily]:
-    """Return the family with the fewest needs for this architecture, or one of each architecture."""
-    least = {family.machine: family for family in FAMILIES}
-    return [least[machine()]] if machine() in least else list(least.values())
 
 
 def machine() -> str:

@@ -51,7 +51,8 @@ class KeptTensor:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return _nbytes(self.shape, self.dtype)
+        size: int = math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +203,3 @@ def _checksum(tensor: Tensor) -> int:
 
 def _digest(header: bytes) -> bytes:
     return hashlib.blake2b(header, digest_size=DIGEST_BYTES).digest()
-
-
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    size: int = math.prod(shape) * getattr(torch, dtype).itemsize
-    return size

@@ -43,19 +43,16 @@ def compile_kernels(compiler: str, family: KernelFamily, library: Path) -> None:
     Raises `KernelError` with the reason if the compiler cannot, and `OSError` if the file cannot be written.
     """
     kind = "-dynamiclib" if MACOS else "-shared"
-    _run(compiler, *FLAGS, *family.flags, kind, str(SOURCE), "-o", str(library))
-    library.chmod(0o700)  # regardless of the umask
-
-
-def _run(compiler: str, *arguments: str) -> None:
+    command = [*shlex.split(compiler), *FLAGS, *family.flags, kind, str(SOURCE), "-o", str(library)]
     try:
-        done = subprocess.run([*shlex.split(compiler), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise KernelError(f"{compiler} cannot be run: {error.strerror}.") from None
     if done.returncode:
         output = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         reason = next((line for line in output if "error" in line), output[-1])
         raise KernelError(f"{compiler} cannot compile the kernels: {reason}")
+    library.chmod(0o700)  # regardless of the umask
 
 
 BUILT = Path(__file__).with_name("built")
