@@ -104,18 +104,14 @@ class SamplingParams:
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**63 - 1)
         _check_int("n", self.n, 1, N_MAX)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, TOP_LOGPROBS_MAX)
-        if self.prompt_logprobs is not None:
-            _check_int("prompt_logprobs", self.prompt_logprobs, 0, TOP_LOGPROBS_MAX)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                _check_int(name, count, 0, TOP_LOGPROBS_MAX)
         for name, limits in NUMBERS.items():
             _check_number(name, getattr(self, name), limits.low, limits.high, above=limits.above)
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos is {shortened(self.ignore_eos)}; it must be true or false.")
-        if not isinstance(self.skip_special_tokens, bool):
-            raise RequestError(
-                f"skip_special_tokens is {shortened(self.skip_special_tokens)}; it must be true or false."
-            )
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise RequestError(f"{name} is {shortened(value)}; it must be true or false.")
         for token in self.stop_token_ids:
             _check_int("a token of stop_token_ids", token, 0, param="stop_token_ids")
         if not isinstance(self.logit_bias, Mapping):
