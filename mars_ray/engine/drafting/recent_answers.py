@@ -25,27 +25,23 @@ class RecentAnswers:
         self._max_of_index = max_tokens // 2
         self._by_key: OrderedDict[Hashable, tuple[TextIndex, TextIndex]] = OrderedDict()
         """Older and newer index of each key, in the order of their last answers."""
-        self._size = 0
-
-    @property
-    def num_tokens(self) -> int:
+        self.num_tokens = 0
         """Number of tokens of all keys, borders between answers included."""
-        return self._size
 
     def add(self, key: Hashable, answer: Sequence[int]) -> None:
         """Add an answer. Keys whose last answers are the oldest are forgotten until there is room for it."""
         answer = answer[: self._max_of_index - 1]
         older, newer = self._by_key.pop(key, (TextIndex(), TextIndex()))
         if len(newer.tokens) + len(answer) + 1 > self._max_of_index:
-            self._size -= len(older.tokens)
+            self.num_tokens -= len(older.tokens)
             older, newer = newer, TextIndex()
         newer.extend(answer)
         newer.end_text()
-        self._size += len(answer) + 1
+        self.num_tokens += len(answer) + 1
         self._by_key[key] = older, newer
-        while self._size > 2 * self._max_of_index:
+        while self.num_tokens > 2 * self._max_of_index:
             _, forgotten = self._by_key.popitem(last=False)
-            self._size -= sum(len(index.tokens) for index in forgotten)
+            self.num_tokens -= sum(len(index.tokens) for index in forgotten)
 
     def find(self, key: Hashable, tokens: Sequence[int]) -> tuple[TextIndex, TextMatch] | None:
         """Return the longest match for the end of `tokens` in the answers of `key`, among equals the latest."""

@@ -61,7 +61,8 @@ class BlockChoice:
     def __init__(self, profile: Profile, step_time: StepTimeFit) -> None:
         self._profile = profile
         self._step_time = step_time
-        self._chosen = profile.block
+        self.chosen = profile.block
+        """Block for sequences whose requests do not fix one."""
         self._price = FIXED_PRICE
         """Price of the positions of a sequence."""
         self._worth_of: dict[float, list[float]] = {}
@@ -83,11 +84,6 @@ class BlockChoice:
     def _full(self) -> int:
         return self._profile.block
 
-    @property
-    def chosen(self) -> int:
-        """Block for sequences whose requests do not fix one."""
-        return self._chosen
-
     def observe(self, sequences: int, tokens: int, positions: int) -> None:
         """Record the tokens that the decoding sequences of a step gained, and the positions that they took."""
         self._usual_tokens += KEEP_USUAL * (tokens / sequences - self._usual_tokens)
@@ -99,7 +95,7 @@ class BlockChoice:
         if model is None or ahead is None:
             return FIXED_PRICE
         more = num_seqs * (self._usual_positions - 1)
-        usual_s = ahead.seconds(model, num_seqs, kv_tokens, more, masks=self._chosen > 1)
+        usual_s = ahead.seconds(model, num_seqs, kv_tokens, more, masks=self.chosen > 1)
         return _price(ahead, num_seqs, num_seqs * self._usual_tokens / max(CLOCK_S, usual_s))
 
     def draft_price(self, sequence: Sequence, acceptance: Acceptance) -> PositionPrice:
@@ -115,13 +111,13 @@ class BlockChoice:
         # The best block changes little while the batch changes by less than a factor of two.
         situation = ((len(running) - 1).bit_length() if running else None, thresholds)
         if (model := self._step_time.model) is None:
-            self._chosen = self._full >> self._steps % self._full.bit_length()
+            self.chosen = self._full >> self._steps % self._full.bit_length()
         elif self._steps % CHOOSE_EVERY == 0 or situation != self._chosen_for:
             self._chosen_for = situation
             self._choose(model, running, acceptance_of, kv_tokens)
-        self._try_rival = self._rival != self._chosen and self._steps % self._rival_every == PROBE_EVERY // 2
+        self._try_rival = self._rival != self.chosen and self._steps % self._rival_every == PROBE_EVERY // 2
         self._probe = None
-        if self._chosen < self._full and running and self._steps % self._probe_every == 0:
+        if self.chosen < self._full and running and self._steps % self._probe_every == 0:
             self._probe = running[self._probed % len(running)]
             self._probed += 1
 
@@ -135,7 +131,7 @@ class BlockChoice:
         if self._try_rival:
             return self._rival
         # `masks_for` drops the masks of the full block that are not worth their price.
-        return self._full if self._step_time.model is not None and self._chosen > 1 else self._chosen
+        return self._full if self._step_time.model is not None and self.chosen > 1 else self.chosen
 
     def masks_for(
         self, sequence: Sequence, acceptance: Acceptance | None, full: int, max_columns: int, *, trial: bool = False
@@ -183,7 +179,7 @@ class BlockChoice:
 
     def _choose(self, model: StepTime, running: list[Sequence], acceptance_of: AcceptanceOf, kv_tokens: int) -> None:
         if self._unknown:
-            self._chosen = self._full  # acceptance has not been observed yet
+            self.chosen = self._full  # acceptance has not been observed yet
             return
         acceptances = [(sequence, acceptance_of(sequence)) for sequence in running]
         adapting = [acceptance for sequence, acceptance in acceptances if acceptance and _adapts(sequence, acceptance)]
@@ -199,20 +195,20 @@ class BlockChoice:
         num_seqs = len(running)
         ahead = self._step_time.ahead(num_seqs) or AheadTime.linear(model)
         rates_B = block_rates(model, ahead, tokens_B, positions_B, num_seqs=num_seqs, kv_tokens=kv_tokens)
-        self._chosen = 1 + int(rates_B.argmax()) if rates_B.max() > (1 + LEAST_GAIN) * rates_B[0] else 1
+        self.chosen = 1 + int(rates_B.argmax()) if rates_B.max() > (1 + LEAST_GAIN) * rates_B[0] else 1
         self._price = _price(ahead, num_seqs, float(rates_B.max()))
         self._worth_of = {threshold: self._profile.worth_of_masks(threshold, self._price) for threshold in by_threshold}
         self._set_trials(ahead, rates_B, tokens_B)
 
     def _set_trials(self, ahead: AheadTime, rates_B: Floats, tokens_B: Floats) -> None:
         """Choose the rival, and the numbers of steps between two rivals and between two probes."""
-        self._rival = 1 if self._chosen > 1 or self._full == 1 else 2 + int(rates_B[1:].argmax())
+        self._rival = 1 if self.chosen > 1 or self._full == 1 else 2 + int(rates_B[1:].argmax())
         seconds_B = tokens_B / rates_B
-        usual_s, rival_s = (float(seconds_B[block - 1]) for block in (self._chosen, self._rival))
-        lost = 1 - float(rates_B[self._rival - 1] / rates_B[self._chosen - 1])
+        usual_s, rival_s = (float(seconds_B[block - 1]) for block in (self.chosen, self._rival))
+        lost = 1 - float(rates_B[self._rival - 1] / rates_B[self.chosen - 1])
         longer = rival_s / usual_s
         self._rival_every = max(PROBE_EVERY, math.ceil(longer * max(PROBE_EVERY, lost / PROBE_SHARE)))
-        probe_s = ahead.position_s * (self._full - self._chosen) + ahead.masks_s * (self._chosen == 1)
+        probe_s = ahead.position_s * (self._full - self.chosen) + ahead.masks_s * (self.chosen == 1)
         self._probe_every = max(PROBE_EVERY, math.ceil(probe_s / (PROBE_SHARE * usual_s)))
 
 
