@@ -5,13 +5,14 @@ differences from `method.streams`: a new block begins at each response, and the 
 token belongs to the response.
 """
 
-from torch import Tensor, cat, ones_like
+from torch import Tensor, cat
 
 from mars_ray.method.streams import (
     IGNORE,
     PADDING,
     PackedRows,
     Streams,
+    block_starts,
     chosen_slots,
     clean_stream,
     masks_before,
@@ -29,13 +30,8 @@ def mask_streams(
     Padding rounds N up to a multiple of `multiple_of`, but at most to T, so that a GPU meets few shapes.
     """
     clean = clean_stream(rows)
-    number_RT = (rows.position_RT + phase_RT) // masks
-    starts_RT = ones_like(rows.response_RT)
-    starts_RT[:, 1:] = (
-        (number_RT[:, 1:] != number_RT[:, :-1])
-        | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
-        | (rows.response_RT[:, 1:] & ~rows.response_RT[:, :-1])
-    )
+    starts_RT = block_starts(rows, (rows.position_RT + phase_RT) // masks)
+    starts_RT[:, 1:] |= rows.response_RT[:, 1:] & ~rows.response_RT[:, :-1]
     block_RT = starts_RT.long().cumsum(dim=1)
     offset_RT = masks_before(rows, block_RT)
     masked_RT = rows.response_RT & (clean.label_RS != IGNORE)

@@ -183,10 +183,10 @@ def masks_before(rows: PackedRows, block_RT: Tensor) -> Tensor:
     """Return the number of response tokens before each token in its block, as float32 [R, T]."""
     before_RT = rows.response_RT.long().cumsum(dim=1) - rows.response_RT.long()
     # The count never falls along a row, so the count before a block is the maximum over all block starts so far.
-    return (before_RT - (before_RT * _starts(rows, block_RT)).cummax(dim=1).values).float()
+    return (before_RT - (before_RT * block_starts(rows, block_RT)).cummax(dim=1).values).float()
 
 
-def _starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
+def block_starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
     """Return whether a block of an example starts at each position, as bool [R, T]."""
     starts_RT = torch.ones_like(rows.response_RT)
     starts_RT[:, 1:] = (block_RT[:, 1:] != block_RT[:, :-1]) | (rows.example_RT[:, 1:] != rows.example_RT[:, :-1])
@@ -196,7 +196,8 @@ def _starts(rows: PackedRows, block_RT: Tensor) -> Tensor:
 def _blocks_with(wanted_RT: Tensor, rows: PackedRows, block_RT: Tensor, multiple_of: int) -> tuple[Tensor, Tensor]:
     """Return the positions of blocks with a wanted token, int64 [R, N], and whether each is padding, bool [R, N]."""
     R, T = block_RT.shape
-    block_index_RT = _starts(rows, block_RT).long().cumsum(dim=1) - 1  # the count goes on across the examples of a row
+    # The count goes on across the examples of a row.
+    block_index_RT = block_starts(rows, block_RT).long().cumsum(dim=1) - 1
     count_RT = torch.zeros(R, T, dtype=torch.long).scatter_add_(1, block_index_RT, wanted_RT.long())
     keep_RT = count_RT.gather(1, block_index_RT) > 0
     return chosen_slots(keep_RT, multiple_of)
