@@ -107,7 +107,9 @@ def _write(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None) -> N
         raise OutputError(f"Cannot write the checkpoint: {error}") from error
     share_weights(folder)
     if dtype is not None:
-        _write_dtype(folder / "config.json", dtype)
+        # transformers writes the dtype of the network in memory, which differs from the dtype of the file.
+        config = read_json_object(folder / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     checkpoint.tokenizer.save_pretrained(folder)
     if checkpoint.card is not None:
         write_card(checkpoint.card, folder)
@@ -129,9 +131,3 @@ def _cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch
             cast_once[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
         result[name] = cast_once[key]
     return result
-
-
-def _write_dtype(config_file: Path, dtype: torch.dtype) -> None:
-    # transformers writes the dtype of the network in memory, which differs from the dtype of the file.
-    config = read_json_object(config_file) | {"dtype": str(dtype).removeprefix("torch.")}
-    config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

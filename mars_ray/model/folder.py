@@ -189,9 +189,10 @@ def load_tokenizer(folder: Path, config: PretrainedConfig, custom: bool) -> PreT
     """Load the tokenizer of a folder; `custom` is the result of `check_tokenizer`."""
     try:
         if custom:
-            tokenizer = _class_of_custom(config).from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
+            # AutoTokenizer opens every qwen2 folder with Qwen2Tokenizer, whatever class the folder names. Using the
+            # same class here keeps ids equal before and after saving.
+            kind: Any = Qwen2Tokenizer if config.model_type == "qwen2" else TokenizersBackend
+            tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         else:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), config=config, local_files_only=True, trust_remote_code=False
@@ -202,12 +203,6 @@ def load_tokenizer(folder: Path, config: PretrainedConfig, custom: bool) -> PreT
     for name in ("auto_map", "is_local", "local_files_only"):  # they would be saved with the tokenizer
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer
-
-
-def _class_of_custom(config: PretrainedConfig) -> Any:
-    # AutoTokenizer opens every qwen2 folder with Qwen2Tokenizer, whatever class the folder names. Using the same class
-    # here keeps ids equal before and after saving.
-    return Qwen2Tokenizer if config.model_type == "qwen2" else TokenizersBackend
 
 
 def _is_built_in(class_name: object) -> bool:

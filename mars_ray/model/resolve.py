@@ -153,12 +153,9 @@ def exists(path: Path) -> bool:
 
 def _hint(missing: Path, cached: Sequence[str] = ()) -> str:
     try:
-        siblings = [str(missing.parent / path.name) for path in missing.parent.iterdir() if _may_be_model(path)]
+        models = [path for path in missing.parent.iterdir() if path.is_dir() or path.suffix == ".gguf"]
+        siblings = [str(missing.parent / path.name) for path in models]
     except OSError:
         siblings = []
     names = [BUNDLED, SMOLLM2] if missing.parent == Path() else []
     return f".{did_you_mean(str(missing), [*siblings, *names, *cached])}"
-
-
-def _may_be_model(path: Path) -> bool:
-    return path.is_dir() or path.suffix == ".gguf"

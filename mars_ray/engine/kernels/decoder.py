@@ -200,7 +200,8 @@ class FusedDecoder:
 
     def _point_into(self, layers: Layers) -> None:
         if layers is not self._layers:
-            self._keys, self._values = (_addresses([pair[side] for pair in layers]) for side in (0, 1))
+            kind = POINTER * len(layers)
+            self._keys, self._values = (kind(*(pair[side].data_ptr() for pair in layers)) for side in (0, 1))
             self._layers = layers
 
     def _describe(self, network: PreTrainedModel, mask_id: int) -> _Model:
@@ -298,10 +299,6 @@ def _groups(adapters: Sequence[FusedLoRA], adapter_N: Tensor, offset_N: Tensor) 
             offset_N[first : first + count].clamp_(max=adapter.masks - 1)
             first += count
     return groups
-
-
-def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _embedding_scale(embedding: Any) -> float:
