@@ -96,7 +96,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         set_plain_numbers(self)
         object.__setattr__(self, "stop", _stops(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_set(self.stop_token_ids))
+        stop_ids = list(self.stop_token_ids) if isinstance(self.stop_token_ids, Set) else self.stop_token_ids
+        object.__setattr__(self, "stop_token_ids", frozenset(token_ids("stop_token_ids", stop_ids)))
         _check_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_number("temperature", self.temperature, 0, 100)
@@ -288,10 +289,6 @@ def token_ids(name: str, value: object) -> tuple[int, ...]:
     if items is None or not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         raise RequestError(f"{name} is {shortened(value)}; it must be a list of token ids.")
     return tuple(map(int, items))
-
-
-def _token_set(value: object) -> frozenset[int]:
-    return frozenset(token_ids("stop_token_ids", list(value) if isinstance(value, Set) else value))
 
 
 def _choice(name: str, value: object, kind: type[EnumT]) -> EnumT:

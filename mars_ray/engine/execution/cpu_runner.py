@@ -106,7 +106,7 @@ class FusedMaskSampler:
 
     def __init__(self, head: SamplerHead, embedding_VH: Tensor, unembedding_VH: Tensor) -> None:
         dtype = embedding_VH.dtype
-        self._correct = kernel_library().function(f"correct_{str(dtype).removeprefix('torch.')}")
+        self._correct = getattr(kernel_library().library, f"correct_{str(dtype).removeprefix('torch.')}")
         matrices = (head.read_hidden.weight, head.read_token.weight, head.write.weight)
         hidden, token, write = (matrix.detach().to(dtype).contiguous() for matrix in matrices)
         bias = head.read_hidden.bias.detach().float().contiguous()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from mars_ray.engine.kernels.families import VARIABLE, KernelError, KernelFamily, chosen_family, supported_families
 from mars_ray.engine.kernels.library_file import (
@@ -46,10 +45,6 @@ class KernelLibrary:
     """Origin of the file, for the log: built in, or compiled and why."""
     library: ctypes.CDLL
     layout: WeightLayout
-
-    def function(self, name: str) -> Any:
-        """Return the C function `name` of the library."""
-        return getattr(self.library, name)
 
 
 def kernel_library() -> KernelLibrary:

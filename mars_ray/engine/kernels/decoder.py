@@ -104,7 +104,7 @@ class FusedDecoder:
         self._architecture = architecture_of(network)
         library = kernel_library()
         name = str(network.dtype).removeprefix("torch.")
-        self._call = library.function(f"forward_{name}")
+        self._call = getattr(library.library, f"forward_{name}")
         self._layout = library.layout
         plain = Format.of(network.dtype)
         self._kind = Format[quantize.upper()] if quantize else plain
@@ -211,6 +211,7 @@ class FusedDecoder:
         head: Any = network.get_output_embeddings()
         attention = body.layers[0].self_attn
         attention_cap, logit_cap = architecture.caps_of(config)
+        scale = getattr(body.embed_tokens, "embed_scale", None)
         layers = (_Layer * len(body.layers))(*(self._layer(layer) for layer in body.layers))
         self._kept.append(layers)
         # The output head keeps 8 bits, as in other engines: 4 bits would cost more quality than they gain in speed.
@@ -231,7 +232,7 @@ class FusedDecoder:
             scaling=attention.scaling,
             attention_cap=attention_cap,
             logit_cap=logit_cap,
-            embedding_scale=_embedding_scale(body.embed_tokens),
+            embedding_scale=1.0 if scale is None else float(scale.to(body.embed_tokens.weight.dtype)),
             embedding=self._address(body.embed_tokens.weight.detach().contiguous()),
             final_norm=self._norm(body.norm),
             head=self._head.matrix,
@@ -299,9 +300,3 @@ def _groups(adapters: Sequence[FusedLoRA], adapter_N: Tensor, offset_N: Tensor) 
             offset_N[first : first + count].clamp_(max=adapter.masks - 1)
             first += count
     return groups
-
-
-def _embedding_scale(embedding: Any) -> float:
-    """Return the number by which a network multiplies its input embeddings, rounded to their dtype."""
-    scale = getattr(embedding, "embed_scale", None)
-    return 1.0 if scale is None else float(scale.to(embedding.weight.dtype))

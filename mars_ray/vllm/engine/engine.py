@@ -67,7 +67,6 @@ class VllmEngine:
         """Sequences of each request that have not ended."""
         self._cancelled: list[Chunk] = []
         """Last chunks of sequences cancelled since the last step."""
-        self._steps = 0
 
     @property
     def running(self) -> int:
@@ -121,7 +120,7 @@ class VllmEngine:
             outputs = self._core.step()
         except Exception as error:
             raise ReplicaLostError(f"vLLM failed: {type(error).__name__}: {error}".rstrip(". ") + ".") from error
-        self._steps += 1
+        self._stats.steps += 1
         chunks += [self._commit(output) for output in outputs if output.key in self._running]
         return chunks
 
@@ -136,7 +135,7 @@ class VllmEngine:
             tokens_running=sum(sequence.num_output_tokens for sequence in sequences),
             kv_cache_usage=load.kv_cache_usage,
             kv_tokens=sum(len(sequence.tokens) for sequence in sequences),
-            steps=self._steps,
+            steps=self._stats.steps,
             preemptions=load.preemptions + self._preemptions,
             threshold_changes=self._thresholds.changes,
             block=self.block,
