@@ -8,7 +8,7 @@ Never: creates an error for each of a hundred thousand invalid items, names or t
 from reprlib import repr as shortened
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 T = TypeVar("T")
 
@@ -36,10 +36,8 @@ ModelName = Annotated[str | None, BeforeValidator(lambda name: None if name == "
 model."""
 
 
-class RequestBody(BaseModel):
+class RequestBody(BaseModel, extra="forbid", strict=True, frozen=True):
     """A JSON object with known fields only. Types are not converted: "5" is not a number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 Each limit is checked by the code that would pay the cost of exceeding it.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mars_ray.chat.request_body import MESSAGES_MAX, TOOLS_MAX
 from mars_ray.engine.request import N_MAX, STOP_CHARACTERS_MAX, STOP_STRINGS_MAX, TOP_LOGPROBS_MAX
@@ -15,10 +15,8 @@ LOGIT_BIAS_MAX = 4096
 """Maximum value of the limit `logit_bias`."""
 
 
-class RequestLimits(BaseModel):
+class RequestLimits(BaseModel, extra="forbid", frozen=True):
     """Limits of the HTTP gateway. The engine has its own limits, which depend on the model and the memory."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     body_bytes: int = Field(2**20, ge=1)
     """Maximum bytes of a request body. With `requests` bodies in memory at once, the defaults use up to 256 MiB."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from mars_ray.platform.accounts.account_store import audit_folder, open_account_store
 from mars_ray.platform.batches.protocol import StorageLimits
@@ -27,10 +27,8 @@ Access = dict[str, tuple[str, ...]]
 an entry are open to all callers."""
 
 
-class OidcClaims(BaseModel):
+class OidcClaims(BaseModel, extra="forbid", frozen=True):
     """Claims of a token from which account, class and role follow. A claim may hold a text or a list of texts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     account: ClaimName = "sub"
     """Claim with the name of the account. Name one that users cannot choose, because it decides whose responses and
@@ -43,10 +41,8 @@ class OidcClaims(BaseModel):
     """Text in the claim `role` with which a token may operate."""
 
 
-class OidcSettings(BaseModel):
+class OidcSettings(BaseModel, extra="forbid", frozen=True):
     """A provider whose tokens the endpoint accepts. The gateways call out to it, and only to it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     issuer: str
     """URL of the provider, exactly as in the claim `iss`."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from mars_ray.chat.request_body import one_unknown_field
 from mars_ray.errors import ConfigError
@@ -27,10 +27,8 @@ KeyPlace = Path | Literal["storage"]
 """File of keys, or `storage` for keys below `accounts` in the storage of the endpoint."""
 
 
-class UsageLimits(BaseModel):
+class UsageLimits(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """Limits of one key or of all keys of an account together. None means no limit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None

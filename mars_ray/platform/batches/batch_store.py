@@ -18,7 +18,7 @@ from typing import Literal
 from openai.types.batch import Batch
 from openai.types.batch_error import BatchError
 from openai.types.batch_usage import BatchUsage
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mars_ray.errors import BatchEndedError, DataError, QuotaError, RequestError, StoredNotFoundError
 from mars_ray.platform.batches.file_store import ID_CHARS, KEPT_S, FileStore
@@ -51,10 +51,8 @@ ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 
 
-class StoredBatch(BaseModel):
+class StoredBatch(BaseModel, extra="forbid", frozen=True):
     """A batch as its owner requested it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
     owner: str
@@ -70,10 +68,8 @@ class StoredBatch(BaseModel):
         return self.created_at + window_seconds(self.request.completion_window)
 
 
-class BatchState(BaseModel):
+class BatchState(BaseModel, extra="forbid", frozen=True):
     """Progress of a batch, as its driver writes it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     status: Status = "validating"
     in_progress_at: int | None = None
@@ -99,11 +95,9 @@ class BatchState(BaseModel):
         return max(0, self.total - self.completed - self.failed)
 
 
-class BatchFigures(BaseModel):
+class BatchFigures(BaseModel, extra="forbid", frozen=True):
     """Figures of all batches of an endpoint at one moment. The counts of what has ended begin at 0 when the runner
     starts. Only the runner lists the storage, so that each figure exists once in an endpoint."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     unix_s: float
     """Unix time of the publication, in seconds."""

@@ -13,7 +13,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from openai.types.batch import Batch
 from openai.types.file_object import FileObject
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, Field, StringConstraints, field_validator
 
 from mars_ray.chat.request_body import RequestBody
 
@@ -58,10 +58,8 @@ class BatchRequest(RequestBody):
         return window
 
 
-class StorageLimits(BaseModel):
+class StorageLimits(BaseModel, extra="forbid", frozen=True):
     """Limits on what one owner may store."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     files: int = Field(500, ge=1)
     """Maximum number of files of one owner, results of batches included."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mars_ray.openai_api.usage import ResponseUsage
 
@@ -24,10 +24,8 @@ BILLIONTHS = 10**9
 """Money is added up in billionths of a unit of the currency, as integers, so that sums are exact."""
 
 
-class TokenPrices(BaseModel):
+class TokenPrices(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """Prices per million tokens, in any currency."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     prompt: PricePerMillion
     """Price of a million prompt tokens that were not in the cache."""

@@ -44,10 +44,8 @@ class EngineConfig(EngineTuning):
         return self.step_model.gpu.dollars_per_hour
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(BaseModel, extra="forbid", frozen=True):
     """Settings of one model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = "bundled"
     """'bundled', 'smollm2', a URL, a name on a hub, or a folder or .gguf file on the node that builds the application.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mars_ray.chat.request_body import RequestBody
 from mars_ray.control.core.live_view import FIGURES, Frame, LiveReport, RunningJob
@@ -104,10 +104,8 @@ def _now(report: LiveReport, jobs: list[RunningJob], models: list[str]) -> dict[
     }
 
 
-class OverrideRequest(RequestBody):
+class OverrideRequest(RequestBody, allow_inf_nan=False):
     """Body of `PUT /control/threshold`."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     threshold: float = Field(ge=0, le=1)
     model: str | None = None

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from mars_ray.errors import ConfigError, DataError, UnknownNameError
 
@@ -36,10 +36,8 @@ KEYS_MAX = 10_000
 _SHOWN_CHARS = 8
 
 
-class Entry(BaseModel):
+class Entry(BaseModel, extra="forbid", frozen=True):
     """Type of the named entries of a table."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
     service_class: Name | None = None
