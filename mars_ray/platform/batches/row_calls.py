@@ -21,6 +21,7 @@ from mars_ray.errors import MarsRayError
 from mars_ray.openai_api.api_error import ENGINE_HUNG
 from mars_ray.platform.batches.batch_store import StoredBatch
 from mars_ray.platform.batches.input_file import BatchRow
+from mars_ray.platform.usage.gateway_meter import PRICES_MISSING
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ RETRIED = frozenset({408, 429, 502, 503, 504})
 NO_ROOM = frozenset({"overloaded", "unavailable", "replica_lost"})
 """Error codes for lack of room. Other refusals concern the batch itself: a limit of its key, missing prices, or a model
 or adapter that is not ready."""
-PRICES_MISSING = "prices_missing"
-"""Error code of a key with a budget in money on an endpoint without prices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ RENEW_S = 2.0
 RETRY_S = 0.2
 CLIENT_LEFT = 499
 """Status in the log for a client that disconnected before its answer."""
+PRICES_MISSING = "prices_missing"
+"""Error code of a key with a budget in money on an endpoint without prices."""
 
 
 @dataclass(slots=True)
@@ -151,7 +153,7 @@ class GatewayMeter(Meter):
                 message = (
                     "The key has a budget in money, but this endpoint has no prices. Ask its operator to set prices."
                 )
-                raise ApiError(503, message, type="server_error", code="prices_missing")
+                raise ApiError(503, message, type="server_error", code=PRICES_MISSING)
         return 0
 
     def _record(self, exchange: Exchange, running: _Running) -> UsageRecord:
