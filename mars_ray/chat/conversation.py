@@ -26,7 +26,7 @@ from mars_ray.chat.messages import (
 )
 from mars_ray.chat.tools import Functions, Tools, check_functions, template_tools
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
-from mars_ray.chat.validation_errors import validation_error
+from mars_ray.chat.validation_errors import NAME_CHARS, validation_error
 from mars_ray.errors import RequestError
 
 PlainMessage = dict[str, Any]
@@ -37,9 +37,6 @@ ToolDefinition = dict[str, Any]
 
 LEGACY_ID = "function_call"
 """Id of a call in the older form, which has none."""
-
-ID_CHARS = 80
-"""Maximum characters of a call's id in an error message."""
 
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(Messages)
 _TOOLS: TypeAdapter[Any] = TypeAdapter(Tools)
@@ -204,8 +201,8 @@ def _answered_call(
             raise RequestError(f"messages.{number}.tool_call_id is missing.", param="messages")
     if id not in open_ids:
         raise RequestError(
-            f"the result of a call {id[:ID_CHARS]!r} has no call with this id before it; send the assistant's message "
-            "with that call too, or correct tool_call_id.",
+            f"the result of a call {id[:NAME_CHARS]!r} has no call with this id before it; send the assistant's "
+            "message with that call too, or correct tool_call_id.",
             param="messages",
         )
     del open_ids[id]
@@ -215,7 +212,7 @@ def _answered_call(
 def _check_answered(open_ids: Mapping[str, None]) -> None:
     if open_ids:
         raise RequestError(
-            f"the call {next(iter(open_ids))[:ID_CHARS]!r} has no result; add a message with the role tool and its "
+            f"the call {next(iter(open_ids))[:NAME_CHARS]!r} has no result; add a message with the role tool and its "
             "tool_call_id after it.",
             param="messages",
         )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any
 
-from mars_ray.chat.conversation import ID_CHARS, PlainMessage, ToolDefinition, read_arguments, read_messages, read_tools
+from mars_ray.chat.conversation import PlainMessage, ToolDefinition, read_arguments, read_messages, read_tools
 from mars_ray.chat.nesting import LEVELS, is_nested_too_deeply
 from mars_ray.chat.unicode_text import refuse_lone_surrogates
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import BadRecordError, RequestError
 
 Message = PlainMessage
@@ -66,7 +67,7 @@ def parse_record(raw: bytes) -> Record:
     answers = [message for message in checked if message["role"] == "assistant"]
     for call in (call for answer in answers for call in answer.get("tool_calls", ())):
         if read_arguments(call["function"]["arguments"]) is None:
-            raise BadRecordError(f"the arguments of the call {call['id'][:ID_CHARS]!r} are not a JSON object")
+            raise BadRecordError(f"the arguments of the call {call['id'][:NAME_CHARS]!r} are not a JSON object")
     if not any(message["content"].strip() or message.get("tool_calls") for message in answers):
         raise BadRecordError("it has no response: there is nothing to learn from it")
     return Record(checked, tuple(tools[0]) if tools else ())

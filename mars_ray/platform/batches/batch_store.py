@@ -20,8 +20,9 @@ from openai.types.batch_error import BatchError
 from openai.types.batch_usage import BatchUsage
 from pydantic import BaseModel, ValidationError
 
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import BatchEndedError, DataError, QuotaError, RequestError, StoredNotFoundError
-from mars_ray.platform.batches.file_store import ID_CHARS, KEPT_S, FileStore
+from mars_ray.platform.batches.file_store import KEPT_S, FileStore
 from mars_ray.platform.batches.protocol import BatchRequest, ObjectPage, StorageLimits, window_seconds
 from mars_ray.platform.batches.storage_paths import (
     BATCH,
@@ -169,7 +170,7 @@ class BatchStore:
         """Return a batch. Raises `StoredNotFoundError`."""
         batch = self._read(owner, id) if is_id(id, BATCH) else None
         if batch is None:
-            raise StoredNotFoundError(f"no batch with id {id[:ID_CHARS]!r} exists.")
+            raise StoredNotFoundError(f"no batch with id {id[:NAME_CHARS]!r} exists.")
         return batch
 
     def cancel(self, owner: str, id: str) -> Batch:

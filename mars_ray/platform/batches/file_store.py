@@ -18,6 +18,7 @@ from typing import IO, Literal
 from fsspec.spec import AbstractBufferedFile
 from openai.types.file_object import FileObject
 
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import DataError, QuotaError, StoredNotFoundError
 from mars_ray.platform.batches.protocol import ObjectPage, StorageLimits
 from mars_ray.platform.batches.storage_paths import (
@@ -42,8 +43,6 @@ from mars_ray.storage.location import AnyPath
 
 log = logging.getLogger(__name__)
 
-ID_CHARS = 80
-"""Maximum characters of an id in an error message."""
 CONTENT, OBJECT = "content", "file.json"
 KEPT_S = 30 * 24 * 3600
 """Seconds that a file is kept unless its owner sets a shorter time."""
@@ -160,7 +159,7 @@ class FileStore:
         """Return the object of a file. Raises `StoredNotFoundError`."""
         file = self._read(owner, id) if is_id(id, FILE) else None
         if file is None:
-            raise StoredNotFoundError(f"no file with id {id[:ID_CHARS]!r} is stored: it was deleted, or has expired.")
+            raise StoredNotFoundError(f"no file with id {id[:NAME_CHARS]!r} is stored: it was deleted, or has expired.")
         return file
 
     def content(self, owner: str, id: str) -> Iterator[bytes]:

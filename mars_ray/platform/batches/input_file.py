@@ -15,11 +15,10 @@ from openai.types.batch_error import BatchError
 
 from mars_ray.chat.nesting import LEVELS, is_nested_too_deeply
 from mars_ray.chat.unicode_text import text_fault
+from mars_ray.chat.validation_errors import NAME_CHARS
 
 ERRORS_MAX = 50
 """Maximum number of errors in the list."""
-SHOWN_CHARS = 80
-"""Maximum characters of a value from the file in a message."""
 MODEL_CHARS = 512
 """Maximum characters of a model's name that are kept; no model has a longer one."""
 LINE_EXTRA_BYTES = 4096
@@ -69,7 +68,7 @@ def check_input(file: IO[bytes], url: str, *, max_rows: int, max_body_bytes: int
         checked = _check_line(line, url, number)
         if isinstance(checked, BatchRow):
             if checked.key in seen:
-                shown = checked.custom_id[:SHOWN_CHARS]
+                shown = checked.custom_id[:NAME_CHARS]
                 checked = _error("duplicate_custom_id", f"custom_id {shown!r} is used twice.", number, "custom_id")
             else:
                 seen.add(checked.key)
@@ -119,7 +118,7 @@ def _check_line(line: bytes | None, url: str, number: int) -> BatchRow | BatchEr
     if missing := sorted(FIELDS - fields.keys()):
         return _error("missing_required_parameter", f"the row has no {missing[0]!r}.", number, missing[0])
     if unknown := sorted(fields.keys() - FIELDS):
-        return _error("unknown_parameter", f"the row has an unknown field {unknown[0][:SHOWN_CHARS]!r}.", number)
+        return _error("unknown_parameter", f"the row has an unknown field {unknown[0][:NAME_CHARS]!r}.", number)
     custom_id = fields["custom_id"]
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512 or text_fault(custom_id):
         return _error("invalid_custom_id", "custom_id must be a text of 1 to 512 characters.", number, "custom_id")

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import RequestError, ResponseNotFoundError, UnavailableError
 from mars_ray.storage.private import private_folder
-
-ID_CHARS = 80
-"""Maximum characters of an id in an error message."""
 
 DAY_SECONDS = 86_400.0
 
@@ -170,9 +168,9 @@ class ResponseStore:
                 room -= len(input_items.encode()) + len(output.encode())
                 if room < 0 or len(turns) > self._bounds.chain:
                     raise RequestError(
-                        f"the conversation that ends with {id[:ID_CHARS]!r} is too long to continue: it has more than "
-                        f"{self._bounds.chain} responses or {max_bytes} bytes. Start a new one with the items that "
-                        "matter in input."
+                        f"the conversation that ends with {id[:NAME_CHARS]!r} is too long to continue: it has more "
+                        f"than {self._bounds.chain} responses or {max_bytes} bytes. Start a new one with the items "
+                        "that matter in input."
                     )
         return turns[::-1]
 
@@ -200,7 +198,7 @@ class ResponseStore:
         ).fetchone()
         if row is None:
             raise ResponseNotFoundError(
-                f"Response with id {id[:ID_CHARS]!r} not found: it was not stored, has been deleted, or was dropped "
+                f"Response with id {id[:NAME_CHARS]!r} not found: it was not stored, has been deleted, or was dropped "
                 "because of its age or for newer ones."
             )
         return row
