@@ -8,7 +8,6 @@ Source of the format: OpenAI API reference, "Files" and "Batch".
 """
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Generic, Literal, TypeVar
 
 from openai.types.batch import Batch
@@ -94,13 +93,3 @@ def window_seconds(window: str) -> int:
             f"completion_window must be minutes or hours from 1m to 168h, such as 30m or 24h, not {window!r}"
         )
     return seconds
-
-
-def object_page(objects: Sequence[T], *, has_more: bool) -> ObjectPage[T]:
-    """Return a page that holds `objects`."""
-    return ObjectPage(
-        data=list(objects),
-        first_id=objects[0].id if objects else None,
-        last_id=objects[-1].id if objects else None,
-        has_more=has_more,
-    )

@@ -27,7 +27,7 @@ from openai.types.batch import Batch
 from openai.types.file_object import FileObject
 
 from mars_ray.errors import DataError, UnavailableError
-from mars_ray.platform.batches.protocol import ObjectPage, object_page
+from mars_ray.platform.batches.protocol import ObjectPage
 from mars_ray.storage.location import AnyPath, locate
 from mars_ray.storage.private import private_folder
 from mars_ray.storage.whole_file import write_file
@@ -121,7 +121,13 @@ def page_of(
     else:
         ordered = [name for name in reversed(names) if after is None or name < after]
     objects = list(islice((item for item in map(read, ordered) if item is not None), limit + 1))
-    return object_page(objects[:limit], has_more=len(objects) > limit)
+    page = objects[:limit]
+    return ObjectPage(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=len(objects) > limit,
+    )
 
 
 def names_in(folder: AnyPath) -> list[str]:
