@@ -395,6 +395,6 @@ def test_adapters_reach_the_engines_of_their_model_alone(tmp_path: Path, cluster
     manager.change("key:ada", "adapter.added", "terse", "with_adapter", "small", "terse", "two", ("acme",))
     assert cluster.adapters == {"mars": {"json": "one"}, "mars:small": {"terse": "two"}}
     directory = run(manager, cluster)
-    assert directory.allows("terse", "acme", "terse") and not directory.allows("terse", "other", "terse")
+    assert directory.access == {"terse": ("acme",)}
     manager.change("key:ada", "model.removed", "terse", "without", "terse")
     assert cluster.adapters["mars:small"] == {}

@@ -224,12 +224,3 @@ class Directory:
     def ready(self) -> dict[str, ServedModel]:
         """The models whose engines run, by the names of their applications."""
         return {model.application: model for model in self.models if model.state == "ready"}
-
-    def allows(self, name: str, account: str, model: str) -> bool:
-        """Return whether an account may use a model or an adapter.
-
-        `model` is the model if `name` is one of its further names, which have its accounts unless they have their own;
-        otherwise it equals `name`.
-        """
-        allowed = self.access.get(name, self.access.get(model))
-        return allowed is None or account in allowed

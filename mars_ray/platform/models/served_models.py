@@ -152,10 +152,13 @@ class ServedModels:
         return name in (self.main.name, *self.directory.served_names)
 
     def _allows(self, name: str, account: str) -> bool:
+        """Return whether an account may use a model or an adapter. Further names of a model have its accounts unless
+        they have their own."""
         served_names = {self.main.name: self.directory.served_names}
         served_names |= {model.name: model.served_names for model in self.directory.models}
         model = next((model for model, names in served_names.items() if name in names), name)
-        return self.directory.allows(name, account, model)
+        allowed = self.directory.access.get(name, self.directory.access.get(model))
+        return allowed is None or account in allowed
 
     async def infos(self, account: str) -> list[ModelInfo]:
         """Return the facts about all models and adapters that an account may use. Models without an engine since this
