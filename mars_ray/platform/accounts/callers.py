@@ -81,7 +81,7 @@ class AccountCallers:
         if self._keys is None or not account or key == _token_key(account):
             return True
         await self._keys.refresh()
-        now = self._keys.now()
+        now = self._keys.store.now()
         return any(
             entry.name == key and entry.owner == account and (entry.expires is None or entry.expires > now)
             for entry in self._keys.table.keys
@@ -171,13 +171,10 @@ class AccountCallers:
     def _class(self, claims: Mapping[str, Any], names: OidcClaims, account: Account) -> str | None:
         claimed = _texts(claims, names.service_class) if names.service_class else []
         candidates = claimed or ([account.service_class] if account.service_class else [])
-        known = [name for name in candidates if self._has_class(name)]
+        known = [name for name in candidates if self._classes is None or name in self._classes]
         if candidates and not known:
             raise forbidden("The token or its account names no class of this endpoint.")
         return known[0] if known else None
-
-    def _has_class(self, name: str) -> bool:
-        return self._classes is None or name in self._classes
 
 
 def _token_key(account: str) -> str:

@@ -58,7 +58,7 @@ class KeyCallers:
 
 def check_expiry(key: Key, sha256: str, keys: LiveKeys[Any]) -> None:
     """Raise an `ApiError` 401 if the secret with this hash is no longer valid."""
-    if key.expired(sha256, keys.now()):
+    if key.expired(sha256, keys.store.now()):
         message = "This API key has expired, or was replaced by a new one. Ask the operator for a new key."
         raise unauthorized(message, "invalid_api_key")
 

@@ -68,6 +68,7 @@ class KeyStore(Generic[T]):
         self._form = form
         self._audit = audit
         self.now = now
+        """Returns the time of day, by which keys expire."""
 
     @property
     def name(self) -> str:
@@ -191,10 +192,6 @@ class LiveKeys(Generic[T]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
         self._check: asyncio.Task[None] | None = None
         self._hangs = False
-
-    def now(self) -> datetime:
-        """Return the time of day, by which keys expire."""
-        return self.store.now()
 
     def expire(self) -> None:
         """Let the next caller wait for a check, because the store has changed."""
