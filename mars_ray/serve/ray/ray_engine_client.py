@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 from uuid import uuid4
 
 from ray import serve
@@ -83,7 +83,7 @@ class RayEngineClient:
             response = self._engines.model_info.remote()
         with self._calls.call(uuid4().hex, lambda: is_sent(response)) as call:
             try:
-                model: ModelInfo = await call.wait_for(_sent(_awaited(response)))
+                model: ModelInfo = await call.wait_for(_sent(response))
             except BaseException:
                 response.cancel()
                 raise
@@ -119,11 +119,7 @@ class RayEngineClient:
         return application is not None and application.status == "DELETING"
 
 
-async def _awaited(response: Any) -> Any:
-    return await response
-
-
-async def _sent(call: Coroutine[Any, Any, T]) -> T:
+async def _sent(call: Awaitable[T]) -> T:
     """Return the result of a call. Raises Ray's errors as `MarsRayError`."""
     try:
         return await call

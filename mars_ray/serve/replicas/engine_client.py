@@ -68,7 +68,7 @@ class LocalEngineClient:
 
     async def obstacle(self) -> str | None:
         """Return the reason why the engine serves nothing now; None if it works."""
-        return await self._replica.obstacle()
+        return self._engine.obstacle
 
     async def metrics(self) -> list[str]:
         """Return the metrics of the engine."""

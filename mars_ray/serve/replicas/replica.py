@@ -76,7 +76,3 @@ class Replica:
     async def metrics(self) -> str:
         """Return the metrics of the engine as OpenMetrics text. Raises `ReplicaLostError`."""
         return self._metrics.text(await self._engine.state())
-
-    async def obstacle(self) -> str | None:
-        """Return the reason why the engine serves nothing now; None if it works."""
-        return self._engine.obstacle
