@@ -7,7 +7,6 @@ Never: makes a caller wait for the collector, or keeps more than `OTEL_BSP_MAX_Q
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 
 from opentelemetry.context import Context
@@ -24,17 +23,6 @@ SERVICE = "mars-ray"
 CLOSE_S = 2.0
 """Maximum seconds to wait at the end for the last spans to be sent."""
 Attribute = str | bool | int | float | Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class SpanCounts:
-    """Number of spans since the start, by outcome."""
-
-    exported: int
-    dropped: int
-    """Spans that were dropped because the queue was full."""
-    failed: int
-    """Spans that the collector did not take."""
 
 
 class Tracer:
@@ -88,10 +76,14 @@ class Tracer:
             set_status_on_exception=False,
         )
 
-    @property
-    def counts(self) -> SpanCounts:
-        """Number of spans so far, by outcome."""
-        return SpanCounts(self._exporter.exported, self._processor.dropped, self._exporter.failed)
+    def counts(self) -> dict[str, int]:
+        """Return the number of spans so far: exported, dropped because the queue was full, and those that the collector
+        did not take."""
+        return {
+            "exported": self._exporter.exported,
+            "dropped": self._processor.dropped,
+            "failed": self._exporter.failed,
+        }
 
     def close(self) -> None:
         """Send the spans that are left, but wait no longer than `CLOSE_S`."""
