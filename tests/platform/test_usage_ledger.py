@@ -99,8 +99,8 @@ def test_each_record_counts_once_through_kills_lost_replies_and_a_second_ledger(
                     except UnavailableError:
                         pass
             confirmed |= {record.id: record for record in records}
-        assert ledgers[0].rows(*FOREVER).keys() <= expected(confirmed).keys()
-        assert UsageLedger(Path(folder) / "usage").rows(*FOREVER) == expected(confirmed)
+        assert ledgers[0].view().rows(*FOREVER).keys() <= expected(confirmed).keys()
+        assert UsageLedger(Path(folder) / "usage").view().rows(*FOREVER) == expected(confirmed)
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -116,9 +116,9 @@ def test_sums_survive_many_snapshots_on_a_disk_and_in_a_store(folder: AnyPath) -
         clock.now_s += 60
         ledger.append([each])
         ledger.append([each])
-    assert ledger.rows(*FOREVER) == expected(records)
-    assert UsageLedger(folder).rows(*FOREVER) == expected(records)
-    one_day = UsageLedger(folder).rows("2026-11-02", "2026-11-02")
+    assert ledger.view().rows(*FOREVER) == expected(records)
+    assert UsageLedger(folder).view().rows(*FOREVER) == expected(records)
+    one_day = UsageLedger(folder).view().rows("2026-11-02", "2026-11-02")
     assert {group.day for group in one_day} == {"2026-11-02"}
     left = ledger_files.LedgerFiles(folder).names("log")
     assert len(left) < 4 * (DELETE_S / 240 + 3), "replaced segments are deleted"
@@ -132,7 +132,7 @@ def test_an_id_is_remembered_across_snapshots_and_restarts_and_forgotten_after_i
         ledger.append([record(str(number))])
     ledger = UsageLedger(tmp_path, clock, segments=2)
     ledger.append([record("first")])
-    assert sum(counts.requests for counts in ledger.rows(*FOREVER).values()) == 5
+    assert sum(counts.requests for counts in ledger.view().rows(*FOREVER).values()) == 5
     clock.now_s += REMEMBERED_S + 1
     for number in range(4, 8):
         ledger.append([record(str(number))])
@@ -149,7 +149,7 @@ def test_a_ledger_that_slept_finds_the_snapshots_of_another_before_it_appends(tm
         awake.append([record(str(number))])
     assert not (tmp_path / "log" / ledger_files.numbered(2)).exists(), "the next number of the sleeping ledger is free"
     asleep.append([record("b")])
-    assert sum(counts.requests for counts in UsageLedger(tmp_path).rows(*FOREVER).values()) == 11
+    assert sum(counts.requests for counts in UsageLedger(tmp_path).view().rows(*FOREVER).values()) == 11
 
 
 def test_two_ledgers_that_sum_up_the_same_segments_delete_no_file_of_the_newest_snapshot(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_two_ledgers_that_sum_up_the_same_segments_delete_no_file_of_the_newest_
         clock.now_s += 100
         for ledger in reversed(ledgers):
             ledger.append([record(str(number))])
-    assert sum(counts.requests for counts in UsageLedger(tmp_path, clock).rows(*FOREVER).values()) == 40
+    assert sum(counts.requests for counts in UsageLedger(tmp_path, clock).view().rows(*FOREVER).values()) == 40
     for ledger in ledgers:
-        assert sum(counts.requests for counts in ledger.rows(*FOREVER).values()) == 40
+        assert sum(counts.requests for counts in ledger.view().rows(*FOREVER).values()) == 40
 
 
 def test_spending_is_known_by_day_and_month_for_keys_and_accounts_also_after_a_restart(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_damage_is_one_line_that_names_the_file(tmp_path: Path, place: str) -> N
     names = ledger_files.LedgerFiles(tmp_path).names(place)
     (tmp_path / place / names[-1]).write_text("{")
     with pytest.raises(UnavailableError) as damaged:
-        UsageLedger(tmp_path).rows(*FOREVER)
+        UsageLedger(tmp_path).view().rows(*FOREVER)
     assert names[-1] in str(damaged.value) and "\n" not in str(damaged.value)
 
 
@@ -208,4 +208,4 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_works_again_later(tmp_p
         ledger.append([record("a")])
     (tmp_path / "usage").unlink()
     ledger.append([record("a")])
-    assert sum(counts.requests for counts in ledger.rows(*FOREVER).values()) == 1
+    assert sum(counts.requests for counts in ledger.view().rows(*FOREVER).values()) == 1

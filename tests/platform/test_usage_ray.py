@@ -48,7 +48,7 @@ def config_of(folder: Path, storage: str, limits: dict[str, dict[str, int]]) -> 
 
 
 def used(storage: str, key: str) -> UsageCounts:
-    sums = UsageLedger(usage_folder(storage)).rows(*FOREVER)
+    sums = UsageLedger(usage_folder(storage)).view().rows(*FOREVER)
     mine = [counts for group, counts in sums.items() if group.key == key]
     return sum(mine[1:], mine[0]) if mine else UsageCounts(requests=0)
 

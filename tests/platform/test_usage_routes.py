@@ -145,7 +145,7 @@ def test_each_api_counts_what_its_answer_tells_before_the_answer_ends(
     metered: Metered, path: str, stream: bool
 ) -> None:
     def stored() -> tuple[int, int, int]:
-        sums = UsageLedger(usage_folder(str(metered.storage))).rows(*FOREVER)
+        sums = UsageLedger(usage_folder(str(metered.storage))).view().rows(*FOREVER)
         mine = [counts for group, counts in sums.items() if group.key == "bob"]
         return (
             sum(each.requests for each in mine),

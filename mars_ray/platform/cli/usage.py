@@ -52,7 +52,7 @@ def usage(
     query = parse_query(_day(start, "--start"), _day(end, "--end"), by, datetime.now(UTC).date())
     if storage is not None:
         _check_folder(storage)
-        sums = UsageLedger(usage_folder(storage)).rows(query.start, query.end, account)
+        sums = UsageLedger(usage_folder(storage)).view().rows(query.start, query.end, account)
         rows = report_rows(sums, query.by)
     else:
         params = {"start": query.start, "end": query.end, "group_by": ",".join(query.by)}

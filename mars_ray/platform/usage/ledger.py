@@ -39,11 +39,11 @@ BUDGET_DAYS = 100
 
 @dataclass(slots=True)
 class _Ids:
-    """Digests of the ids in one file, or of those since the last snapshot."""
+    """Digests of the ids in one file."""
 
     digests: list[bytes]
     since_s: float
-    name: str | None = None
+    name: str
 
 
 @dataclass(slots=True)
@@ -156,10 +156,6 @@ class UsageLedger:
         state = self._current()
         return LedgerView(self._files, state.snapshot.days, dict(state.pending))
 
-    def rows(self, first: str, last: str, account: str | None = None) -> UsageSums:
-        """Return the present sums, see `LedgerView.rows`."""
-        return self.view().rows(first, last, account)
-
     def spent(self, period: str, holder: str) -> tuple[int, int]:
         """Return the tokens and the billionths of money that a holder has spent in a day or month."""
         return (0, 0) if self._state is None else self._state.spent.get((period, holder), (0, 0))
@@ -250,7 +246,7 @@ class UsageLedger:
             oldest = remembered.popleft()
             held -= len(oldest.digests)
             forgotten.update(oldest.digests)
-        snapshot = Snapshot(number, days, tuple(ids.name for ids in remembered if ids.name))
+        snapshot = Snapshot(number, days, tuple(ids.name for ids in remembered))
         if not self._files.create_snapshot(snapshot):  # another ledger was faster
             self._read()
             return
