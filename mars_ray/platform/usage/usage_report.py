@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +16,7 @@ from mars_ray.platform.usage.usage_rows import BILLIONTHS, UsageCounts, UsageGro
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_file
 
-UsageColumn = Literal["day", "account", "key", "model"]
-COLUMNS: tuple[str, ...] = get_args(UsageColumn)
+COLUMNS = UsageGroup._fields
 DAYS = 366
 """Maximum number of days of one report."""
 

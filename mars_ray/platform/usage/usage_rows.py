@@ -93,7 +93,7 @@ class UsageCounts:
         """Return the counts of one request."""
         accepted: dict[str, int] = {}
         for threshold, tokens in usage.accepted.items():
-            step = threshold_step(threshold)
+            step = f"{int(threshold * THRESHOLD_STEPS + 1e-9) / THRESHOLD_STEPS:.2f}"
             accepted[step] = accepted.get(step, 0) + tokens
         return cls(
             prompt_tokens=usage.prompt_tokens,
@@ -141,8 +141,3 @@ def day_of(unix_s: float) -> str:
 def month_of(day: str) -> str:
     """Return the calendar month of a day, such as 2026-11."""
     return day[:7]
-
-
-def threshold_step(threshold: float) -> str:
-    """Return a threshold rounded down to a step of the histogram."""
-    return f"{int(threshold * THRESHOLD_STEPS + 1e-9) / THRESHOLD_STEPS:.2f}"
