@@ -52,6 +52,12 @@ class ApiError(Exception):
         """Return the 400 error for a request that cannot be served because of its field `param`."""
         return cls(400, message, type="invalid_request_error", param=param, code=code)
 
+    @classmethod
+    def unavailable(cls, message: str, code: str, retry_after_s: float, param: str | None = None) -> "ApiError":
+        """Return the 503 error for a request that may be served after these seconds."""
+        headers = {"retry-after": f"{retry_after_s:.0f}"}
+        return cls(503, message, type="server_error", param=param, code=code, headers=headers)
+
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the error object that OpenAI's clients expect."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

@@ -210,7 +210,7 @@ def _add_account_routes(routes: APIRouter, administration: Administration) -> No
 
 def store_error(error: Exception) -> ApiError:
     """Return the error for operators while what they change cannot be read or written."""
-    return ApiError(503, str(error), type="server_error", code="store_unavailable", headers={"retry-after": "5"})
+    return ApiError.unavailable(str(error), "store_unavailable", 5)
 
 
 def _operator(request: Request) -> str:

@@ -145,9 +145,7 @@ class AccountCallers:
         try:
             key = await self._provider.get(kid)
         except UnavailableError as error:
-            raise ApiError(
-                503, str(error), type="server_error", code="unavailable", headers={"retry-after": f"{REFETCH_S:g}"}
-            ) from None
+            raise ApiError.unavailable(str(error), "unavailable", REFETCH_S) from None
         if key is None or _KTY.get(algorithm[0] if algorithm != "EdDSA" else "", "OKP") != key.key_type:
             raise _bad_token(f"the provider has no key {kid!r} for {algorithm}")
         try:

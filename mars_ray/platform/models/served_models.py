@@ -327,11 +327,4 @@ async def _facts(endpoint: Endpoint) -> ModelInfo | None:
 
 
 def _not_ready(reason: str) -> ApiError:
-    return ApiError(
-        503,
-        f"{reason}. Try again later.",
-        type="server_error",
-        param="model",
-        code="model_not_ready",
-        headers={"retry-after": str(RETRY_AFTER_S)},
-    )
+    return ApiError.unavailable(f"{reason}. Try again later.", "model_not_ready", RETRY_AFTER_S, "model")

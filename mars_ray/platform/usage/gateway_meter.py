@@ -180,9 +180,7 @@ class GatewayMeter(Meter):
             return answer
         except TimeoutError:
             message = "The meter of usage does not answer, so that keys with limits cannot be served. Try again later."
-            raise ApiError(
-                503, message, type="server_error", code="unavailable", headers={"retry-after": f"{ADMIT_S:.0f}"}
-            ) from None
+            raise ApiError.unavailable(message, "unavailable", ADMIT_S) from None
         finally:
             del self._asked[request.id]
             if not decided:  # the meter may have granted it
