@@ -88,7 +88,7 @@ def plain_messages(messages: Sequence[Message], *, answered: bool = True) -> lis
     plain: list[PlainMessage] = []
     asking: PlainMessage = {}
     for number, message in enumerate(messages):
-        fields: PlainMessage = {"role": message.role, "content": text_of(message)}
+        fields: PlainMessage = {"role": message.role, "content": text_of(message.content)}
         if message.name:
             fields["name"] = message.name
         if isinstance(message, ToolMessage | FunctionMessage):

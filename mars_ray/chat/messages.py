@@ -142,11 +142,11 @@ def _few_calls(messages: Any) -> Any:
 Messages = Annotated[Items[Message], Field(min_length=1, max_length=MESSAGES_MAX), BeforeValidator(_few_calls)]
 
 
-def text_of(message: Message) -> str:
+def text_of(content: str | list[TextPart] | None) -> str:
     """Return the content of a message as one text; empty if it has none."""
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    return "".join(part.text for part in message.content)
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
 
 
 def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:

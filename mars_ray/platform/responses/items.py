@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter
 
+from mars_ray.chat.messages import text_of
 from mars_ray.errors import RequestError
 from mars_ray.platform.responses.protocol import (
     FunctionCallItem,
@@ -18,7 +19,6 @@ from mars_ray.platform.responses.protocol import (
     MessageItem,
     ReasoningItem,
 )
-from mars_ray.platform.responses.translate import text_of_content
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
@@ -71,14 +71,14 @@ def item_page(
 def _fields(item: Item) -> dict[str, Any]:
     match item:
         case MessageItem():
-            part: dict[str, Any] = {"type": "input_text", "text": text_of_content(item.content)}
+            part: dict[str, Any] = {"type": "input_text", "text": text_of(item.content)}
             if item.role == "assistant":
                 part |= {"type": "output_text", "annotations": []}
             return {"role": item.role, "content": [part]}
         case FunctionCallItem():
             return {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case FunctionOutputItem():
-            return {"call_id": item.call_id, "output": text_of_content(item.output)}
+            return {"call_id": item.call_id, "output": text_of(item.output)}
         case ReasoningItem():
             return {"summary": [], "content": [{"type": part.type, "text": part.text} for part in item.content]}
         case ItemReference():

@@ -15,9 +15,9 @@ from mars_ray.chat.messages import (
     CalledFunction,
     InputMessage,
     Message,
-    TextPart,
     ToolCall,
     ToolMessage,
+    text_of,
 )
 from mars_ray.chat.tools import FunctionDefinition, FunctionTool
 from mars_ray.openai_api.api_error import ApiError
@@ -80,7 +80,7 @@ def chat_request_of(body: ResponsesRequest, before: Sequence[Item] = ()) -> Chat
     leading = [*takewhile(lambda item: isinstance(item, MessageItem) and item.role in ("system", "developer"), items)]
     messages = _messages(items[len(leading) :])
     # Many chat templates refuse a second message of the system.
-    texts = (body.instructions, *(text_of_content(item.content) for item in leading if isinstance(item, MessageItem)))
+    texts = (body.instructions, *(text_of(item.content) for item in leading if isinstance(item, MessageItem)))
     system = "\n\n".join(filter(None, texts))
     if system or not messages:
         messages.insert(0, InputMessage(role="system", content=system))
@@ -134,7 +134,7 @@ def _messages(items: Sequence[Item]) -> list[Message]:
             case MessageItem(role="assistant"):
                 if "content" in answer and not calls:
                     end_answer()
-                answer.setdefault("content", []).append(text_of_content(item.content))
+                answer.setdefault("content", []).append(text_of(item.content))
             case ReasoningItem():
                 end_answer()
                 answer["reasoning_content"] = [part.text for part in item.content]
@@ -143,20 +143,13 @@ def _messages(items: Sequence[Item]) -> list[Message]:
                 calls.append(ToolCall(id=item.call_id, type="function", function=function))
             case FunctionOutputItem():
                 end_answer()
-                messages.append(
-                    ToolMessage(role="tool", tool_call_id=item.call_id, content=text_of_content(item.output))
-                )
+                messages.append(ToolMessage(role="tool", tool_call_id=item.call_id, content=text_of(item.output)))
             case MessageItem():
                 end_answer()
                 role = cast(Literal["system", "developer", "user"], item.role)  # the case above takes the assistant's
-                messages.append(InputMessage(role=role, content=text_of_content(item.content)))
+                messages.append(InputMessage(role=role, content=text_of(item.content)))
     end_answer()
     return messages
-
-
-def text_of_content(content: str | list[TextPart]) -> str:
-    """Return the text of an item's content or output."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _tool(tool: Function) -> FunctionTool:
