@@ -158,9 +158,8 @@ def _add_key_routes(routes: APIRouter, administration: Administration) -> None:
     @routes.post("/keys")
     async def add_key(body: NewKeyRequest, request: Request) -> NewKeyObject:
         """Add a key, and return it: it is not stored and cannot be shown again."""
-        by = _operator(request)
         fields = {"role": body.role} | _fields(body)
-        secret = await administration.call(lambda store: store.add(by, **fields), body.service_class)
+        secret = await administration.call(lambda store: store.add(_operator(request), **fields), body.service_class)
         return NewKeyObject(name=body.name, key=secret)
 
     @routes.patch("/keys/{name}")
@@ -175,15 +174,13 @@ def _add_key_routes(routes: APIRouter, administration: Administration) -> None:
     @routes.post("/keys/{name}/rotate")
     async def rotate_key(name: str, body: RotateRequest, request: Request) -> NewKeyObject:
         """Give a key a new secret. The old one stays valid for a grace time."""
-        by = _operator(request)
-        secret = await administration.call(lambda store: store.rotate(by, name, body.grace_seconds))
+        secret = await administration.call(lambda store: store.rotate(_operator(request), name, body.grace_seconds))
         return NewKeyObject(name=name, key=secret)
 
     @routes.delete("/keys/{name}", status_code=204)
     async def remove_key(name: str, request: Request) -> Response:
         """Remove a key. Every gateway refuses it within about a second."""
-        by = _operator(request)
-        await administration.call(lambda store: store.remove(by, name))
+        await administration.call(lambda store: store.remove(_operator(request), name))
         return Response(status_code=204)
 
 
@@ -203,8 +200,7 @@ def _add_account_routes(routes: APIRouter, administration: Administration) -> No
     @routes.delete("/accounts/{name}", status_code=204)
     async def remove_account(name: str, request: Request) -> Response:
         """Remove the limits of an account. Its keys stay valid."""
-        by = _operator(request)
-        await administration.call(lambda store: store.remove_account(by, name))
+        await administration.call(lambda store: store.remove_account(_operator(request), name))
         return Response(status_code=204)
 
 

@@ -89,8 +89,7 @@ def _add_file_routes(routes: APIRouter, stores: Stores | None) -> None:
 
     @routes.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> FileDeleted:
-        stores_in_use = _needed(stores)
-        await asyncio.to_thread(_delete, stores_in_use, owner_of(request), file_id)
+        await asyncio.to_thread(_delete, _needed(stores), owner_of(request), file_id)
         return FileDeleted(id=file_id, object="file", deleted=True)
 
 

@@ -27,7 +27,6 @@ class Admission:
     """Counts requests in flight in one process. Use it on one event loop."""
 
     def __init__(self, limits: RequestLimits, retry_after_s: Callable[[], int], *, has_keys: bool) -> None:
-        """`has_keys` says whether callers have keys."""
         self._limits = limits
         self._whose = "This key has" if has_keys else "Callers without a key together have"
         self.retry_after_s = retry_after_s
