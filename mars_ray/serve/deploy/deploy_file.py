@@ -64,10 +64,11 @@ def read_deploy_file(
     if config.engine.paths:
         args = args | {"engine": args["engine"] | config.engine.paths}
     check_exposure(str(http["host"]), config)
+    args = args | {name: path for name, path in config.absolute_paths().items() if path != getattr(config, name)}
     return (
         {"proxy_location": "HeadOnly", "logging_config": {"enable_access_log": False}}
         | fields
-        | {"http_options": http, "applications": [application | {"args": args | _changed(config)}]}
+        | {"http_options": http, "applications": [application | {"args": args}]}
     )
 
 
@@ -143,11 +144,6 @@ def _adapters(options: Sequence[str]) -> dict[str, Any]:
                 f"--adapter {option}: give DIR once, for all requests, and every NAME=DIR with a different name."
             )
     return settings
-
-
-def _changed(config: ServeConfig) -> dict[str, Any]:
-    """Return the settings whose paths were relative, with absolute paths."""
-    return {name: path for name, path in config.absolute_paths().items() if path != getattr(config, name)}
 
 
 def share_cpus(settings: type[ServeConfig], fields: dict[str, Any]) -> dict[str, Any]:
