@@ -23,6 +23,7 @@ from mars_ray.platform.batches.input_file import BatchRow, InputCheck, check_inp
 from mars_ray.platform.batches.protocol import window_seconds
 from mars_ray.platform.batches.row_calls import RowCalls, refused_row
 from mars_ray.platform.batches.storage_paths import RESULTS, result_id
+from mars_ray.serve.http.streams import cancel_tasks
 
 POLL_S = 1.0
 """Seconds between two checks of the deadline and of a request to cancel. Each check also writes the state."""
@@ -140,8 +141,7 @@ class BatchRun:
                         return
             answering.result()
         finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+            await cancel_tasks(answering)
             await self._count(output)
 
     async def _look(self, output: BatchOutput) -> None:
@@ -167,9 +167,7 @@ class BatchRun:
             while running:
                 await _take_ended(output, running)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await cancel_tasks(*running)
 
     async def _undone_rows(self, output: BatchOutput) -> AsyncGenerator[list[BatchRow], None]:
         """Yield the rows that are not done, in groups. Raises `StoredNotFoundError` if the input file is gone."""

@@ -19,6 +19,7 @@ from mars_ray.errors import DataError, MarsRayError
 from mars_ray.platform.batches.batch_run import BatchCounts, BatchRun, BatchTools
 from mars_ray.platform.batches.batch_store import ENDED, BatchFigures, BatchState, StoredBatch
 from mars_ray.platform.batches.storage_paths import RESULTS, result_id
+from mars_ray.serve.http.streams import cancel_tasks
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +66,7 @@ class BatchRunner:
                     loops.create_task(_repeat(lambda: report(self.backlogs()), self._tools.poll_s))
                 loops.create_task(_repeat(self._publish, FIGURES_S))
         finally:
-            tasks = [task for _, task in self._running.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_tasks(*(task for _, task in self._running.values()))
 
     def backlogs(self) -> dict[str, Backlog]:
         """Return the work that is left for each model. A batch counts for the model of its first row that names one.

@@ -21,6 +21,7 @@ from mars_ray.platform.models.registry import Directory, ServedModel
 from mars_ray.platform.platform_config import Access
 from mars_ray.serve.http.endpoint import Endpoint
 from mars_ray.serve.http.models import ControlClient, ModelClients, not_running
+from mars_ray.serve.http.streams import cancel_tasks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -107,10 +108,7 @@ class ServedModels:
             try:
                 yield
             finally:
-                tasks = [*([following] if following else []), *self._starting.values()]
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancel_tasks(*([following] if following else []), *self._starting.values())
                 for version in self._running.values():
                     await version.ends.aclose()
 

@@ -22,6 +22,7 @@ from mars_ray.platform.batches.row_caller import make_batch_runner
 from mars_ray.platform.platform_config import PlatformConfig
 from mars_ray.platform.ray.actors import RayResponseStore
 from mars_ray.platform.ray.gateway import make_meter, make_models
+from mars_ray.serve.http.streams import cancel_tasks
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,5 @@ class Batches:
             self._running.result()
 
     async def __del__(self) -> None:
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        await cancel_tasks(self._running)
         await self._models.aclose()

@@ -27,6 +27,7 @@ from mars_ray.platform.usage.meter import MeterLink, MeterMessage
 from mars_ray.platform.usage.record_spool import RecordSpool
 from mars_ray.platform.usage.usage_rows import TokenPrices, UsageCounts, UsageGroup, UsageRecord, day_of
 from mars_ray.serve.http.extension import Meter
+from mars_ray.serve.http.streams import cancel_tasks
 from mars_ray.serve.middleware.exchange import Exchange
 
 log = logging.getLogger(__name__)
@@ -96,8 +97,7 @@ class GatewayMeter(Meter):
             async with self._spool.running(CONFIRM_S):
                 yield
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await cancel_tasks(asking)
 
     async def admit(self, exchange: Exchange, model: str, prompt_tokens: int, answer_tokens: int) -> None:
         """Admit a request that may use up to these tokens. Raises an `ApiError` if a limit or the meter refuses it."""

@@ -16,6 +16,7 @@ from uuid import uuid4
 from mars_ray.errors import UnavailableError
 from mars_ray.platform.usage.meter import MeterLink
 from mars_ray.platform.usage.usage_rows import UsageGroup, UsageRecord, UsageSums, add_up
+from mars_ray.serve.http.streams import cancel_tasks
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,7 @@ class RecordSpool:
             ends_s = time.monotonic() + flush_s
             while self.waiting and time.monotonic() < ends_s:
                 await asyncio.sleep(0.01)
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            await cancel_tasks(sending)
             if self.waiting:
                 log.error("the meter of usage did not answer: the usage of %d requests or more is lost", self.waiting)
 

@@ -59,7 +59,13 @@ from mars_ray.serve.deploy.serve_config import ServeConfig
 from mars_ray.serve.http.engine_calls import EngineCalls
 from mars_ray.serve.http.extension import Meter
 from mars_ray.serve.http.generation import Generation, Keep, answer_events, count_chunks
-from mars_ray.serve.http.streams import EventStreamResponse, MergedCalls, gather_or_cancel, run_unless_disconnected
+from mars_ray.serve.http.streams import (
+    EventStreamResponse,
+    MergedCalls,
+    cancel_tasks,
+    gather_or_cancel,
+    run_unless_disconnected,
+)
 from mars_ray.serve.http.tokenizer_process import RenderedPrompt, TokenizerProcess
 from mars_ray.serve.middleware.exchange import Exchange, Operation
 from mars_ray.serve.replicas.engine_client import EngineClient
@@ -100,8 +106,7 @@ class Endpoint:
             await self.tokenizer.start()
             yield
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await cancel_tasks(watching)
             await self.tokenizer.close()
 
     @property

@@ -11,7 +11,7 @@ first error itself. A task group also must not stay open across a generator's `y
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
@@ -66,9 +66,14 @@ class MergedCalls(Generic[T]):
 
     async def close(self) -> None:
         """Cancel the calls that still run."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_tasks(*self._tasks)
+
+
+async def cancel_tasks(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
@@ -77,9 +82,7 @@ async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(*tasks)
 
 
 async def run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
@@ -92,9 +95,7 @@ async def run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
             raise ClientDisconnect
         return working.result()
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await cancel_tasks(working, leaving)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -15,6 +15,7 @@ from mars_ray.engine.request import Request
 from mars_ray.errors import MarsRayError, QueueFullError, ReplicaLostError, UnavailableError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.ray_private import broadcast, fresh_request_id, is_sent
+from mars_ray.serve.http.streams import cancel_tasks
 from mars_ray.serve.replicas.engine_client import Take
 from mars_ray.serve.replicas.liveness import HEARD, LOST, NONE_UP, STOPPING, WaitingCalls
 
@@ -52,9 +53,7 @@ class RayEngineClient:
                 task.add_done_callback(tasks.discard)
                 await asyncio.sleep(WATCH_SECONDS)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_tasks(*tasks)
 
     async def obstacle(self) -> str | None:
         """Return None if a replica whose engine works answered within the last `UP_SECONDS`, and else the reason.
