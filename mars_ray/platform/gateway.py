@@ -28,7 +28,7 @@ from mars_ray.platform.responses.protocol import RESPONSES_PATH
 from mars_ray.platform.responses.response_store import ResponseStoreClient
 from mars_ray.platform.responses.routes import response_form, responses_routes
 from mars_ray.platform.usage.gateway_meter import GatewayMeter
-from mars_ray.platform.usage.usage_routes import usage_routes
+from mars_ray.platform.usage.usage_routes import USAGE_PATH, usage_routes
 from mars_ray.serve.http.extension import Extension, Meter
 from mars_ray.serve.middleware.api_form import ApiForm, Uploads
 from mars_ray.serve.middleware.key_store import LiveKeys
@@ -44,7 +44,7 @@ class Platform(Extension):
     """The platform of one gateway, which is called `name`. Without a `meter`, usage is not counted."""
 
     tokenizer_paths = frozenset({f"{PATH}/count_tokens"})
-    measured_paths = frozenset({PATH, f"{PATH}/count_tokens", RESPONSES_PATH, "/v1/usage"})
+    measured_paths = frozenset({PATH, f"{PATH}/count_tokens", RESPONSES_PATH, USAGE_PATH})
 
     def __init__(
         self,

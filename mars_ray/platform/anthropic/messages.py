@@ -99,7 +99,7 @@ def messages_routes(models: GatewayModels) -> APIRouter:
     """Return the routes of Anthropic's Messages API."""
     routes = APIRouter(route_class=JsonRoute, redirect_slashes=False, responses=MESSAGES_ERRORS)
 
-    @routes.post("/v1/messages", response_model=MessageResponse, responses=STREAM)
+    @routes.post(PATH, response_model=MessageResponse, responses=STREAM)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         endpoint = await endpoint_of(models, body.model, request)
 
@@ -110,7 +110,7 @@ def messages_routes(models: GatewayModels) -> APIRouter:
 
         return await endpoint.converse(_chat_request(endpoint, body), request, response_id("msg", request), builder)
 
-    @routes.post("/v1/messages/count_tokens")
+    @routes.post(f"{PATH}/count_tokens")
     async def count(body: CountTokensRequest, request: Request) -> TokenCount:
         endpoint = await endpoint_of(models, body.model, request)
         model = await endpoint.check_model(body.model)

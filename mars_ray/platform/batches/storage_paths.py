@@ -194,16 +194,13 @@ def write_json(path: AnyPath, fields: dict[str, Any]) -> None:
 
 def remove(path: AnyPath) -> None:
     """Remove a file, or a folder with all it holds; nothing if it does not exist. Raises `UnavailableError`."""
-    with unavailable(path):
-        try:
-            if not isinstance(path, Path):
-                path.fs.rm(path.path, recursive=True)
-            elif path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        except FileNotFoundError:
-            return
+    with unavailable(path), suppress(FileNotFoundError):
+        if not isinstance(path, Path):
+            path.fs.rm(path.path, recursive=True)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def make_folder(folder: AnyPath) -> None:

@@ -46,9 +46,7 @@ class MeterActor(SharedActor):
 
     def __init__(self, storage: str | None) -> None:
         context = ray.get_runtime_context()
-        self._folder: Path | None = None
-        if storage is None:
-            self._folder = actor_folder("usage") / context.get_actor_id()
+        self._folder = actor_folder("usage") / context.get_actor_id() if storage is None else None
         ledger = UsageLedger(self._folder or usage_folder(storage or ""))
         settle_s = SETTLE_S if context.was_current_actor_reconstructed else 0.0
         super().__init__(UsageMeter(ledger, settle_s=settle_s))

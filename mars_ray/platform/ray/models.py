@@ -16,7 +16,7 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
-from mars_ray.adapter.card import resolve_adapters
+from mars_ray.adapter.card import check_vocabulary, read_adapter_card, resolve_adapters
 from mars_ray.errors import ConfigError, MarsRayError, ServeError
 from mars_ray.model.resolve import resolve_model
 from mars_ray.platform.accounts.account_store import open_audit_log
@@ -205,7 +205,6 @@ def _document(config: PlatformConfig) -> Document:
 
 def _problem(settings: ModelSettings) -> MarsRayError | None:
     """Return why a model cannot be served with its adapters."""
-    from mars_ray.adapter.card import check_vocabulary, read_adapter_card
     from mars_ray.engine.choose_engine import check_engine
     from mars_ray.model.folder import check_folder
 

@@ -22,7 +22,6 @@ from mars_ray.serve.middleware.exchange import Exchange
 from mars_ray.serve.middleware.json_body import JsonRoute
 
 USAGE_PATH = "/v1/usage"
-ALL_USAGE_PATH = "/admin/usage"
 
 
 class UsageReport(BaseModel):
@@ -62,7 +61,7 @@ def usage_routes(meter: GatewayMeter | None) -> APIRouter:
         """Return the usage of all keys of the caller's account."""
         return await report(Exchange.of(request.scope).owner, start, end, group_by)
 
-    @routes.get(ALL_USAGE_PATH, response_model=UsageReport)
+    @routes.get("/admin/usage", response_model=UsageReport)
     async def all_usage(
         start: Day = None,
         end: Day = None,
