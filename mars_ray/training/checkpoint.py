@@ -64,7 +64,7 @@ def save_state(folder: Path, state: RunState, trainee: Trainee, accelerator: Acc
     """Write this worker's part of a checkpoint into `folder`."""
     accelerator.save_state(str(folder))
     if trainee.sharded:
-        save_shards(folder / SHARDS, trainee.network, trainee.optimizer)
+        save(_state(trainee.network, trainee.optimizer), checkpoint_id=folder / SHARDS)
     if accelerator.is_main_process:
         (folder / "step.json").write_text(json.dumps(asdict(state)) + "\n")
 
@@ -118,12 +118,6 @@ def unsharded(network: PreTrainedModel) -> PreTrainedModel | None:
     whole.tie_weights()
     whole.generation_config = network.generation_config
     return whole
-
-
-def save_shards(folder: Path, network: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-    """Write this worker's shards of the network and of the optimizer's state into `folder`. All workers must call
-    this."""
-    save(_state(network, optimizer), checkpoint_id=folder)
 
 
 def load_shards(folder: Path, network: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
