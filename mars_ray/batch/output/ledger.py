@@ -89,10 +89,6 @@ class Ledger:
         """Return the stored settings, which are empty for a new job."""
         return {name: json.loads(value) for name, value in self.connection.execute("SELECT * FROM setting")}
 
-    def setting(self, name: str) -> Any:
-        """Return one stored setting; None for a new job."""
-        return self.settings().get(name)
-
     def kinds(self, part: KindsOf) -> ColumnKinds:
         """Return the kinds of the values of each input column: with the part `input` those of all inputs so far, with
         `shards` those that the schema of the shards covers."""

@@ -61,11 +61,6 @@ class JobPlan:
     """Settings that affect the answers, by dotted name. A resumed job must have the same settings."""
 
     @property
-    def openai(self) -> bool:
-        """True if the input is an OpenAI batch file."""
-        return isinstance(self.row_format, OpenAIFormatSettings)
-
-    @property
     def file_format(self) -> FileFormat:
         """File format of the output."""
         format: FileFormat = self.settings["format"]
@@ -82,7 +77,7 @@ class JobPlan:
     def output_columns(self, kinds: ColumnKinds) -> ColumnKinds:
         """Return the input columns to keep in the output. The column `prompt` is left out if it is the source of the
         prompts. The output of an OpenAI batch file has no input columns."""
-        if self.openai:
+        if isinstance(self.row_format, OpenAIFormatSettings):
             return {}
         default = self.options.template is None and self.options.prompt_column is None and "messages" not in kinds
         return {name: values for name, values in kinds.items() if not (default and name == "prompt")}
@@ -94,7 +89,7 @@ class JobPlan:
         Raises `ConfigError` if a setting differs from the stored one.
         """
         plan = self
-        if self.options.workers.dtype == "auto" and (name := output.ledger.setting("dtype")) is not None:
+        if self.options.workers.dtype == "auto" and (name := output.ledger.settings().get("dtype")) is not None:
             dtype = ResolvedDtype(name, "the job began with this dtype")
             engines = replace(self.engines, model=replace(self.engines.model, dtype=dtype))
             plan = replace(self, engines=engines, settings=self.settings | {"dtype": name})
@@ -127,11 +122,10 @@ def plan_job(options: GenerateOptions, model: DecodingModel | None = None) -> Jo
     if first is None:
         raise EmptyDataError(f"{', '.join(str(file.path) for file in job_input.files)} holds no rows.")
     openai = is_openai_batch(first)
+    row_format: RowFormatSettings
     if openai:
         _refuse_unused(options)
         job_input = job_input.without_partitions()
-    row_format: RowFormatSettings
-    if openai:
         row_format = OpenAIFormatSettings(model_name=short_name(options.model), decode=decode)
     else:
         row_format = PlainFormatSettings(
