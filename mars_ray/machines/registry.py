@@ -45,7 +45,7 @@ class MachineFile(BaseModel):
 def step_model(name: str) -> StepModel:
     """Return the step model with the given name, or read it from a file. Raises a `ConfigError` that quotes an unknown
     name and lists the known ones."""
-    if is_machine_file(name):
+    if name.endswith(FILE_SUFFIXES):
         return _from_file(Path(name))
     parts = name.split("/")
     if not 2 <= len(parts) <= 3 or not all(parts):
@@ -63,11 +63,6 @@ def step_model(name: str) -> StepModel:
             weights=weights,
         )
     )
-
-
-def is_machine_file(name: str) -> bool:
-    """Return True if the name of a machine is the name of a file."""
-    return name.endswith(FILE_SUFFIXES)
 
 
 def known() -> str:

@@ -17,12 +17,6 @@ MAX_PRICE = 1e6
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def check_plot(path: Path) -> None:
-    """Raise a `ConfigError` for a file format that is not supported."""
-    if path.suffix not in PLOT_SUFFIXES:
-        raise ConfigError(f"plot is {path}; give a file that ends in {', '.join(PLOT_SUFFIXES)}.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
     """The trace to replay, and the settings of its replay."""
@@ -43,8 +37,8 @@ class TraceOptions:
         for name in ("speed", "prompt_scale", "output_scale"):
             if not 1 / NUMBER_MAX <= (value := getattr(self, name)) <= NUMBER_MAX:
                 raise ConfigError(f"{name} is {value}; it must be in {1 / NUMBER_MAX:g}..{NUMBER_MAX:g}.")
-        if self.plot is not None:
-            check_plot(self.plot)
+        if self.plot is not None and self.plot.suffix not in PLOT_SUFFIXES:
+            raise ConfigError(f"plot is {self.plot}; give a file that ends in {', '.join(PLOT_SUFFIXES)}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
