@@ -62,7 +62,6 @@ class Arrivals:
         self._from_s = 0.0
         self._first = self._next = 0
         self.last_s = float(self._at_s[-1]) + (SPREAD_S if copies > 1 else 0.0)
-        self.total = len(table) * copies
 
     def until(self, end_s: float) -> Batch:
         """Return the requests that arrive before `end_s` and were not returned by an earlier call."""
