@@ -80,16 +80,18 @@ def decode_speculative(
     outputs = []
     for prompt in prompts:
         output = BaselineOutput(max_tokens, stop_ids)
-        drafter = Drafter(Reader(draft, mask_id), draft_window, stop_ids, mask_id)
-        verifier = Verifier(Reader(target, mask_id), target_window, mask_id)
+        draft_reader = Reader(draft, mask_id)
+        target_reader = Reader(target, mask_id)
+        drafter = Drafter(draft_reader, draft_window, stop_ids, mask_id)
+        verifier = Verifier(target_reader, target_window, mask_id)
         while not output.is_finished:
             prefix = [*prompt, *output.tokens]
             drafts = drafter.propose(prefix, min(draft_length, output.left - 1))
             accepted, right = verifier.verify(prefix, drafts, output.left)
-            drafter.crop(len(prefix) + right)
+            draft_reader.crop(len(prefix) + right)
             output.extend(accepted)
-        output.forwards = verifier.forwards
-        output.draft_forwards = drafter.forwards
+        output.forwards = target_reader.forwards
+        output.draft_forwards = draft_reader.forwards
         outputs.append(output)
     return outputs
 
@@ -102,15 +104,6 @@ class Drafter:
         self._window = window
         self._stop_ids = stop_ids
         self._mask_id = mask_id
-
-    @property
-    def forwards(self) -> int:
-        """Number of forwards of the network so far."""
-        return self._reader.forwards
-
-    def crop(self, length: int) -> None:
-        """Crop the cache to the first `length` tokens."""
-        self._reader.crop(length)
 
     def propose(self, prefix: list[int], length: int) -> list[int]:
         """Return `length` tokens to follow `prefix`, or fewer if one of them ends the answer."""
@@ -131,11 +124,6 @@ class Verifier:
         self._reader = reader
         self._window = window
         self._mask_id = mask_id
-
-    @property
-    def forwards(self) -> int:
-        """Number of forwards of the network so far."""
-        return self._reader.forwards
 
     def verify(self, prefix: list[int], drafts: list[int], room: int) -> tuple[list[int], int]:
         """Return the tokens after `prefix`, of which up to `room` are needed, and the number of correct drafts."""
