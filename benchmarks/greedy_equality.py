@@ -33,7 +33,6 @@ from mars_ray.adapter.folder import load_adapter
 from mars_ray.cli.shared import write_json
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts
-from mars_ray.data.records import Message
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import decode_all
 from mars_ray.engine.mode import Mode
@@ -51,11 +50,6 @@ TIE = {"float32": 1e-4, "bfloat16": 0.5}
 bfloat16 it changes the output by a few steps of 0.125, the resolution of logits from 16 to 32."""
 PROMPT_TOKENS_MAX = 256
 AR = DecodeParams(mode=Mode.AR)
-
-
-def first_question(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages before the first answer of the assistant."""
-    return list(takewhile(lambda message: message["role"] != "assistant", messages))
 
 
 def compare_tokens(
@@ -134,7 +128,8 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
     encoder = ChatEncoder(checkpoint.tokenizer)
     texts = read_prompts(arguments.prompts)
     random.Random(0).shuffle(texts)
-    encoded = (encoder.prompt(first_question(text)) for text in texts)
+    questions = (list(takewhile(lambda message: message["role"] != "assistant", text)) for text in texts)
+    encoded = map(encoder.prompt, questions)
     prompts = [prompt for prompt in encoded if len(prompt) <= PROMPT_TOKENS_MAX][: arguments.count]
     options = EngineOptions(max_num_seqs=arguments.batch)
     engine = Engine(checkpoint, options, adapters=unnamed(adapter))

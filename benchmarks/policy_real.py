@@ -93,7 +93,8 @@ def main() -> None:
                 speed = arguments.load * capacity / (len(rows) / arguments.seconds)
                 front_s = front_seconds(pool)
                 with Sampler() as sampler:
-                    records, reports = run_trace(rows, pool, speed)
+                    records = send(plan_of(rows, pool, speed))
+                    reports = replicas()
             simulated_machine = machine_of(reports, card.calibration)
             if arguments.machine:
                 arguments.machine.write_text(simulated_machine.model_dump_json(indent=1) + "\n")
@@ -173,12 +174,6 @@ def engine_seconds() -> float:
     """Return the total seconds that requests have spent in the engines."""
     lines = httpx2.get(f"{URL}/metrics", timeout=30).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:e2e_request_latency_seconds_sum"))
-
-
-def run_trace(rows: list[TraceRow], pool: list[Any], speed: float) -> tuple[list[RequestRecord], list[dict[str, Any]]]:
-    """Return the records of the trace, and the last reports of the engines."""
-    records = send(plan_of(rows, pool, speed))
-    return records, replicas()
 
 
 def simulation(
