@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.shared import write_json
+from benchmarks.report import write_report
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.tasks import is_right_answer
 from mars_ray.data.tasks.registry import FAMILIES
@@ -31,7 +31,7 @@ from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
-from mars_ray.measure import deviation, machine
+from mars_ray.measure import deviation
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
@@ -55,11 +55,7 @@ def main() -> None:
     engine = Engine(checkpoint, EngineOptions(max_waiting_seqs=arguments.rows))
     encoder = ChatEncoder(checkpoint.tokenizer)
     rows = list(islice(examples(FAMILIES[TASK], "heldout", 0), PART + arguments.rows))
-    report: dict[str, Any] = {
-        "command": f"python -m benchmarks.batch_schema --rows {arguments.rows}",
-        "machine": machine(),
-        "decoding": {},
-    }
+    decoding: dict[str, Any] = {}
     table = Table(title=f"{arguments.rows} rows of {TASK}, tokens/s by parts of {PART} rows")
     for column in ("", "schema", "tokens/s", "rows/s", "valid", "right"):
         table.add_column(column, justify="right")
@@ -87,14 +83,14 @@ def main() -> None:
                 figures["right"] += sum(
                     is_right_answer(TASK, row.answer, text) for text, row in zip(texts, part, strict=True)
                 )
-        report["decoding"][name] = results
+        decoding[name] = results
         for label, figures in results.items():
             rate = figures["tokens_per_s"]
             per_row = figures["rows_per_s"]
             row = (f"{mean(rate):,.0f} ± {deviation(rate):,.0f}", f"{mean(per_row):.1f} ± {deviation(per_row):.1f}")
             table.add_row(name, label, *row, f"{figures['valid']}", f"{figures['right']}")
     Console().print(table)
-    write_json(arguments.json, report)
+    write_report(arguments.json, {"decoding": decoding})
 
 
 def _decoded(engine: Engine, requests: list[Request]) -> tuple[int, float, list[str]]:

@@ -18,23 +18,22 @@ from itertools import accumulate, islice
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import ray.data
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import write_report
 from mars_ray.batch.ray.generate_files import generate_files
 from mars_ray.batch.rows.plain_format import PlainFormat, PlainFormatSettings
 from mars_ray.batch.run.options import GenerateOptions, WorkerOptions
-from mars_ray.cli.shared import write_json
 from mars_ray.data.tasks.split import mixture
 from mars_ray.engine.core.engine import Engine
 from mars_ray.engine.core.offline import run_steps
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.request import DecodeParams, SamplingParams
-from mars_ray.measure import deviation, machine
+from mars_ray.measure import deviation
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
@@ -67,17 +66,8 @@ def main() -> None:
                 file.write(json.dumps({"id": str(number), "prompt": example.prompt}) + "\n")
         for _ in range(arguments.repeats):
             for name in arguments.contenders:
-                contender_command = [sys.executable, __file__, "--one", name, "--source", str(source)]
-                process = subprocess.run(contender_command, stdout=subprocess.PIPE, check=True, text=True)
+                process = subprocess.run(contender_command(name, source), stdout=subprocess.PIPE, check=True, text=True)
                 rates_by_name[name].append(json.loads(process.stdout.splitlines()[-1]))
-    names = " ".join(f'"{name}"' for name in arguments.contenders)
-    command = f"python -m benchmarks.batch_throughput --rows {arguments.rows} --repeats {arguments.repeats}"
-    command += f" --contenders {names}"
-    report: dict[str, Any] = {
-        "command": command,
-        "machine": machine(),
-        "tokens_per_s": rates_by_name,
-    }
     first = arguments.contenders[0]
     table = Table(title=f"{arguments.rows} rows, {arguments.repeats} times")
     for column in ("", "tokens/s", f"of {first}"):
@@ -87,7 +77,12 @@ def main() -> None:
             name, f"{mean(rates):,.0f} ± {deviation(rates):,.0f}", f"{mean(rates) / mean(rates_by_name[first]):.2f} x"
         )
     Console().print(table)
-    write_json(arguments.json, report)
+    write_report(arguments.json, {"tokens_per_s": rates_by_name})
+
+
+def contender_command(name: str, source: Path) -> list[str]:
+    """Return the command that measures one contender in a process of its own."""
+    return [sys.executable, "-m", "benchmarks.batch_throughput", "--one", name, "--source", str(source)]
 
 
 def measure_one(name: str, source: Path) -> float:
@@ -96,7 +91,7 @@ def measure_one(name: str, source: Path) -> float:
         return bare_engine(source)
     if name == "2 bare engines":
         # The throughput of two cores that run only engines.
-        command = [sys.executable, __file__, "--one", "bare engine", "--source", str(source)]
+        command = contender_command("bare engine", source)
         engines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         return sum(float(engine.communicate()[0].splitlines()[-1]) for engine in engines)
     return stage(source, int(name[0])) if name.endswith("stage") else job(source, int(name[0]))

@@ -17,19 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.shared import write_json
+from benchmarks.report import command_line, write_report
 from mars_ray.engine.core.load import start_engine
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.options import EngineOptions
 from mars_ray.engine.process.engine_process import SPIN
 from mars_ray.engine.request import DecodeParams, Request, SamplingParams
 from mars_ray.errors import ConfigError, RunError
-from mars_ray.measure import machine, spread
+from mars_ray.measure import spread
 from mars_ray.model.folder import check_folder
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
@@ -42,6 +41,9 @@ CONTEXT = 128
 """Prompt tokens of each sequence."""
 PERIOD_US = 100_000
 """Period of a quota, as container runtimes set it."""
+
+Runs = dict[str, dict[str, list[dict[str, float]]]]
+"""Figures of each round by condition and number of threads."""
 
 
 class EngineProcess:
@@ -149,7 +151,7 @@ def quota(cpus: float, pid: int) -> Iterator[None]:
         group.rmdir()
 
 
-def bench(model: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
+def bench(model: str, rows: int, seconds: float, rounds: int) -> Runs:
     """Measure, and return the median and the 95th percentile of the steps of each round."""
     if not 1 <= rows <= MOST_ROWS:
         raise ConfigError(f"rows is {rows}; it must be in 1..{MOST_ROWS}.")
@@ -164,7 +166,7 @@ def bench(model: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
         "another engine": lambda name: decoding(others[name], rows, seconds),
         "quota of 1 CPU": lambda name: quota(1, engines[name].process.pid),
     }
-    found: dict[str, dict[str, list[dict[str, float]]]] = {each: {name: [] for name in threads} for each in conditions}
+    found: Runs = {each: {name: [] for name in threads} for each in conditions}
     names = list(threads)
     try:
         for engine in (*engines.values(), *others.values()):
@@ -192,19 +194,14 @@ def bench(model: str, rows: int, seconds: float, rounds: int) -> dict[str, Any]:
         for engine in (*engines.values(), *others.values()):
             engine.process.kill()
             engine.process.wait()
-    return {
-        "command": f"python -m benchmarks.neighbours --model {model} --rows {rows} --seconds {seconds:g} "
-        f"--rounds {rounds}",
-        "machine": machine(),
-        "runs": found,
-    }
+    return found
 
 
-def show(results: dict[str, Any]) -> None:
+def show(found: Runs) -> None:
     """Print the medians of the rounds with their ranges."""
     columns = ("", "threads", "tokens/s", "step, ms", "95th percentile", "longest")
-    table = Table(*columns, title=results["command"])
-    for condition, by_name in results["runs"].items():
+    table = Table(*columns, title=command_line())
+    for condition, by_name in found.items():
         for name, runs in by_name.items():
             figures = ("tokens_per_s", "median_ms", "p95_ms", "most_ms")
             cells = [spread([run[figure] for run in runs]) for figure in figures] if runs else []
@@ -226,9 +223,9 @@ def main() -> None:
     if options.worker:
         work(options.model, options.worker)
         return
-    results = bench(options.model, options.rows, options.seconds, options.rounds)
-    show(results)
-    write_json(options.json, results)
+    found = bench(options.model, options.rows, options.seconds, options.rounds)
+    show(found)
+    write_report(options.json, {"runs": found})
 
 
 if __name__ == "__main__":

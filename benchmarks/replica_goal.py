@@ -19,11 +19,11 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.shared import write_json
+from benchmarks.report import command_line, write_report
 from mars_ray.control.control_settings import ControlPlan
 from mars_ray.errors import ConfigError
 from mars_ray.load.record import RequestSlo
-from mars_ray.measure import machine, spread
+from mars_ray.measure import spread
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival, Arrivals
@@ -162,11 +162,11 @@ def compare(name: str, policy: str, ttft_ms: float, seconds: int, seeds: int) ->
     return list(zip(runs, outcomes, strict=True))
 
 
-def show(results: list[tuple[Run, Outcome]], title: str) -> None:
+def show(results: list[tuple[Run, Outcome]]) -> None:
     """Print medians over seeds with their ranges. Of the constants, the smallest that keeps the promise, and the next
     smaller one."""
     columns = ("load", "replicas", "in time, %", "mean replicas", "most", "changes per hour", "accuracy, %")
-    table = Table(*columns, title=title)
+    table = Table(*columns, title=command_line())
     for load in LOADS:
         rows: dict[str, list[Outcome]] = {}
         for asked, outcome in results:
@@ -207,13 +207,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for every outcome")
     options = parser.parse_args()
     results = compare(options.machine, options.policy, options.ttft_ms, options.seconds, options.seeds)
-    command = (
-        f"python -m benchmarks.replica_goal --machine {options.machine} --policy {options.policy} "
-        f"--ttft-ms {options.ttft_ms:g} --seconds {options.seconds} --seeds {options.seeds}"
-    )
-    show(results, command)
-    runs = [asdict(asked) | asdict(outcome) for asked, outcome in results]
-    write_json(options.json, {"command": command, "machine": machine(), "runs": runs})
+    show(results)
+    write_report(options.json, {"runs": [asdict(asked) | asdict(outcome) for asked, outcome in results]})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.shared import write_json
+from benchmarks.report import write_report
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.engine.core.engine import Engine
@@ -29,7 +29,7 @@ from mars_ray.load.client import Target, find_model, parse_url
 from mars_ray.load.generator import run_load
 from mars_ray.load.plan import bundled_prompts, closed_loop
 from mars_ray.load.record import PlannedRequest, RequestOutcome
-from mars_ray.measure import Sample, Spread, interleaved, machine, speedup, throughput
+from mars_ray.measure import Sample, Spread, interleaved, speedup, throughput
 from mars_ray.model.checkpoint import load_checkpoint
 from mars_ray.model.resolve import resolve_model
 from mars_ray.program import run_program
@@ -48,7 +48,7 @@ SAME = EngineOptions()
 def bench_overhead(
     url: str, model: str, clients: int, requests: int, rounds: int, seed: int, engine_options: EngineOptions = SAME
 ) -> dict[str, Any]:
-    """Measure, print, and return the report. Raises an `InputError`, or a `RunError` when a request fails."""
+    """Measure, print, and return the figures. Raises an `InputError`, or a `RunError` when a request fails."""
     for name, value in {"clients": clients, "requests": requests, "rounds": rounds}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
@@ -71,9 +71,6 @@ def bench_overhead(
     ratios = {name: speedup(samples[name], samples[ALONE]) for name in (UNSTREAMED, STREAMED)}
     _show(f"{model}, {clients} clients, {requests} requests, {rounds} rounds", samples, ratios)
     return {
-        "command": f"python -m benchmarks.serve_overhead --model {model} --clients {clients} --requests {requests}"
-        f" --rounds {rounds} --seed {seed}",
-        "machine": machine(),
         "ratios": {name: asdict(ratio) for name, ratio in ratios.items()},
         "samples": {name: [asdict(sample) for sample in runs] for name, runs in samples.items()},
     }
@@ -135,7 +132,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for every sample")
     options = parser.parse_args()
     counts = (options.clients, options.requests, options.rounds)
-    write_json(options.json, bench_overhead(options.url, options.model, *counts, options.seed))
+    write_report(options.json, bench_overhead(options.url, options.model, *counts, options.seed))
 
 
 def _show(title: str, samples: dict[str, list[Sample]], ratios: dict[str, Spread]) -> None:

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import write_report
 from benchmarks.serve_overhead import PINNED, load_endpoint
-from mars_ray.cli.shared import write_json
 from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
 from mars_ray.load.client import Target, find_model, parse_url
 from mars_ray.load.plan import bundled_prompts, closed_loop
-from mars_ray.measure import Sample, interleaved, machine, speedup
+from mars_ray.measure import Sample, interleaved, speedup
 from mars_ray.program import run_program
 from mars_ray.progress import ProgressLine
 
@@ -30,9 +30,8 @@ ON = "traces on"
 
 
 def bench_traces(urls: dict[str, str], clients: int, requests: int, rounds: int, max_tokens: int) -> dict[str, Any]:
-    """Measure, print, and return the report. Raises an `InputError`, or a `RunError` when a request fails."""
-    counts = {"clients": clients, "requests": requests, "rounds": rounds, "max_tokens": max_tokens}
-    for name, value in counts.items():
+    """Measure, print, and return the figures. Raises an `InputError`, or a `RunError` when a request fails."""
+    for name, value in {"clients": clients, "requests": requests, "rounds": rounds, "max_tokens": max_tokens}.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
     planned = list(closed_loop(read_prompts(bundled_prompts()), 0, requests, max_tokens).requests)
@@ -51,9 +50,6 @@ def bench_traces(urls: dict[str, str], clients: int, requests: int, rounds: int,
     ratio = speedup(samples[ON], samples[OFF])
     print(f"with traces: {ratio.median:.3f} ({ratio.min:.3f}-{ratio.max:.3f}) of the tokens per second without")
     return {
-        "command": "python -m benchmarks.trace_overhead "
-        + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in counts.items()),
-        "machine": machine(),
         "ratio": asdict(ratio),
         "samples": {name: [asdict(each) for each in of_name] for name, of_name in samples.items()},
     }
@@ -71,7 +67,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for every sample")
     options = parser.parse_args()
     counts = (options.clients, options.requests, options.rounds, options.max_tokens)
-    write_json(options.json, bench_traces({OFF: options.off, ON: options.on}, *counts))
+    write_report(options.json, bench_traces({OFF: options.off, ON: options.on}, *counts))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import httpx2
 from rich.console import Console
 from rich.table import Table
 
-from mars_ray.cli.shared import write_json
+from benchmarks.report import command_line, write_report
 from mars_ray.engine.process.async_engine import AsyncEngine
-from mars_ray.measure import machine, spread
+from mars_ray.measure import spread
 from mars_ray.model.resolve import resolve_model
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.platform.accounts.account_store import UsageLimits
@@ -133,9 +133,6 @@ async def measure(requests: int, clients: int, rounds: int, storage: str, use_ra
             if number:  # the first round warms up
                 samples[name].append(sorted(times_ms))
     return {
-        "command": f"python -m benchmarks.usage_cost --requests {requests} --clients {clients} --rounds {rounds}"
-        + " --ray" * use_ray,
-        "machine": machine(),
         "p50_ms": {name: [run[len(run) // 2] for run in runs] for name, runs in samples.items()},
         "p95_ms": {name: [run[int(0.95 * len(run))] for run in runs] for name, runs in samples.items()},
     }
@@ -143,7 +140,7 @@ async def measure(requests: int, clients: int, rounds: int, storage: str, use_ra
 
 def show(results: dict[str, Any]) -> None:
     """Print the medians of the rounds with their ranges."""
-    table = Table("", "p50 ms", "p95 ms", title=results["command"])
+    table = Table("", "p50 ms", "p95 ms", title=command_line())
     for name in results["p50_ms"]:
         spreads = [spread(results[figure][name]) for figure in ("p50_ms", "p95_ms")]
         table.add_row(name, *(f"{each.median:.2f} ({each.min:.2f}-{each.max:.2f})" for each in spreads))
@@ -164,7 +161,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="usage-cost-") as folder:
         results = asyncio.run(measure(*counts, options.storage or folder, options.ray))
     show(results)
-    write_json(options.json, results)
+    write_report(options.json, results)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 from benchmarks.decode.comparison import compare_decoders, report
+from benchmarks.report import write_report
 from benchmarks.whole_numbers import whole_numbers
-from mars_ray.cli.shared import write_json
 from mars_ray.model.dtype import DtypeOrAuto
 from mars_ray.program import run_program
 
@@ -33,8 +33,7 @@ def main() -> None:
     if options.quick:
         print(f"quick: {requests} requests and {repeats} rounds; without --quick the figures vary less.")
     results = compare_decoders(options.model, whole_numbers(batch), requests, repeats, options.dtype)
-    command = f"python -m benchmarks.decode --model {options.model} --batch {batch} --requests {requests}"
-    write_json(options.json, report(options.model, results, f"{command} --repeats {repeats} --dtype {options.dtype}"))
+    write_report(options.json, report(options.model, results))
 
 
 if __name__ == "__main__":

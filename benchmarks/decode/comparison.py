@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.decode.contenders import THRESHOLD, Subject, contenders, subject
 from mars_ray.errors import ConfigError
-from mars_ray.measure import Sample, Spread, interleaved, machine, speedup, throughput
+from mars_ray.measure import Sample, Spread, interleaved, speedup, throughput
 from mars_ray.model.dtype import DtypeOrAuto, ResolvedDtype
 from mars_ray.progress import ProgressLine
 
@@ -118,7 +118,7 @@ def show(case: Subject, result: BatchResult) -> None:
     console.print(compared)
 
 
-def report(name: str, results: Sequence[BatchResult], command: str) -> dict[str, Any]:
+def report(name: str, results: Sequence[BatchResult]) -> dict[str, Any]:
     """Return everything measured, ready for JSON; `results` must not be empty."""
     dtype = results[0].dtype
     batches = [
@@ -138,4 +138,4 @@ def report(name: str, results: Sequence[BatchResult], command: str) -> dict[str,
         for result in results
     ]
     settings = {"model": name, "dtype": dtype.name, "dtype_reason": dtype.reason, "threads": 1}
-    return {"command": command, "machine": machine(), **settings, "batches": batches}
+    return {**settings, "batches": batches}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.peers.comparison import compare_peers
 from benchmarks.peers.report import report, show
+from benchmarks.report import command_line, write_report
 from benchmarks.whole_numbers import whole_numbers
-from mars_ray.cli.shared import write_json
 from mars_ray.engine.kernels.families import VARIABLE
 from mars_ray.program import run_program
 from mars_ray.usable_cpus import usable_cpus
@@ -39,11 +39,10 @@ def main() -> None:
         options.threads,
     )
     show(options.model, options.threads, comparison)
-    command = f"python -m benchmarks.peers --model {options.model} --batch {options.batch} --peers {options.peers}"
-    command += f" --requests {options.requests} --repeats {options.repeats} --threads {options.threads}"
+    figures = report(options.model, options.threads, comparison)
     if family := os.environ.get(VARIABLE):
-        command = f"{VARIABLE}={family} {command}"
-    write_json(options.json, report(options.model, options.threads, comparison, command))
+        figures["command"] = f"{VARIABLE}={family} {command_line()}"
+    write_report(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from benchmarks.peers.comparison import ANSWER_TOKENS, PeerBatch, PeerComparison, PeerSample
 from benchmarks.peers.prompts import PROMPT_TOKENS
-from mars_ray.measure import Spread, machine, speedup, spread, throughput
+from mars_ray.measure import Spread, speedup, spread, throughput
 
 
 def show(model: str, threads: int, comparison: PeerComparison) -> None:
@@ -35,7 +35,7 @@ def ours_like(name: str, bits: dict[str, int]) -> str:
     return next((engine for engine in ours if bits[engine] == bits[name]), ours[0])
 
 
-def report(model: str, threads: int, comparison: PeerComparison, command: str) -> dict[str, Any]:
+def report(model: str, threads: int, comparison: PeerComparison) -> dict[str, Any]:
     """Return everything measured, ready for JSON."""
     batches = [
         {
@@ -57,15 +57,7 @@ def report(model: str, threads: int, comparison: PeerComparison, command: str) -
         for batch in comparison.batches
     ]
     lengths = {"prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS}
-    return {
-        "command": command,
-        "machine": machine(),
-        "model": model,
-        "threads": threads,
-        **lengths,
-        "absent": comparison.absent,
-        "batches": batches,
-    }
+    return {"model": model, "threads": threads, **lengths, "absent": comparison.absent, "batches": batches}
 
 
 def prompt_rate(samples: Sequence[PeerSample]) -> Spread:

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.policy.comparison import PolicyOptions, compare_policies
-from mars_ray.cli.shared import write_json
+from benchmarks.report import write_report
 from mars_ray.program import run_program
 from mars_ray.storage.location import locate
 
@@ -37,7 +37,7 @@ def main() -> None:
         slo=(arguments.slo,),
         seed=arguments.seed,
     )
-    write_json(arguments.json, compare_policies(options))
+    write_report(arguments.json, compare_policies(options))
 
 
 if __name__ == "__main__":

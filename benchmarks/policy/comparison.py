@@ -14,7 +14,6 @@ from benchmarks.policy.trace_comparison import compare_on_trace
 from mars_ray.errors import ConfigError
 from mars_ray.load.arrivals import read_trace
 from mars_ray.load.record import parse_slo
-from mars_ray.measure import machine as this_machine
 from mars_ray.progress import ProgressLine
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.machine import Machine
@@ -37,7 +36,7 @@ class PolicyOptions:
 
 
 def compare_policies(options: PolicyOptions) -> dict[str, Any]:
-    """Compare, print, and return the report. Raises an `InputError`."""
+    """Compare, print, and return the figures. Raises an `InputError`."""
     slo = parse_slo(options.slo)
     if slo is None:
         raise ConfigError("slo is empty; give the SLO, such as ttft:1000,tpot:30.")
@@ -59,9 +58,7 @@ def compare_policies(options: PolicyOptions) -> dict[str, Any]:
         show_trace(name, report)
     show_steady(steady)
     return {
-        "command": "python -m benchmarks.policy --trace " + " --trace ".join(path.name for path in options.traces),
         "options": {key: value for key, value in asdict(options).items() if key not in ("traces", "machine")},
-        "machine": this_machine(),
         "simulated_machine": machine.model_dump(exclude={"profile"}),
         "traces": reports,
         "steady": steady,

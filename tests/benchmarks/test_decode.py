@@ -40,7 +40,7 @@ def test_ratios_are_of_one_round_each_and_the_paper_is_judged_by_its_best_block(
     assert ("ar", "generate_batch") not in compared
 
 
-def test_the_report_holds_every_sample_and_the_machine() -> None:
+def test_the_report_holds_every_sample() -> None:
     result = BatchResult(
         batch=1,
         dtype=ResolvedDtype("float32", "asked for"),
@@ -48,10 +48,9 @@ def test_the_report_holds_every_sample_and_the_machine() -> None:
         absent={"no cache": "why"},
         ratios=ratios(MEASURED),
     )
-    written = json.loads(json.dumps(report("bundled", [result], "python -m benchmarks.decode")))
+    written = json.loads(json.dumps(report("bundled", [result])))
     assert len(written["batches"][0]["decoders"]["ar"]["samples"]) == 3
     assert written["batches"][0]["absent"] == {"no cache": "why"}
-    assert written["machine"]["cpu"]
     assert (written["dtype"], written["dtype_reason"]) == ("float32", "asked for")
     assert tokens_per_forward(MEASURED["threshold 0.95"]) == 4
 
@@ -123,4 +122,6 @@ def test_the_command_prints_a_table_and_writes_its_samples(
     monkeypatch.setattr(sys, "argv", ["decode", *options])
     program.main()
     assert "threshold 0.95 : ar" in capsys.readouterr().out
-    assert json.loads(written.read_text())["batches"][0]["batch"] == 2
+    results = json.loads(written.read_text())
+    assert results["batches"][0]["batch"] == 2
+    assert results["machine"]["cpu"]

@@ -123,7 +123,7 @@ def test_everyone_is_in_the_table_and_who_is_absent_below_it(
     assert found.absent["llama.cpp"] == f"not installed: {llama_cpp.INSTALL}"
     ours = [f"mars-ray {each or 'bfloat16'}" for each in BITS if f"mars-ray {each}" not in found.absent]
     assert [list(batch.samples) for batch in found.batches] == [[*ours, "echo 4 bits"]] * 2
-    written = report("bundled", 1, found, "command")["batches"][1]["engines"]["echo 4 bits"]
+    written = report("bundled", 1, found)["batches"][1]["engines"]["echo 4 bits"]
     assert written["tokens_per_s"]["median"] == 2 * 2 / 1.0  # two answers of three, the first token of each is read
     assert written["prompt_tokens_per_s"]["median"] == 2 * 128 / 1.0
     show("bundled", 1, found)
