@@ -1,4 +1,4 @@
-"""Compare all contenders on one trace at several loads.
+"""Compare all contenders on one trace at several loads, also with an oracle, which knows all arrivals.
 
 Loads are multiples of the largest load at which threshold 1 meets the SLO for 99 of 100 requests.
 """
@@ -6,13 +6,14 @@ Loads are multiples of the largest load at which threshold 1 meets the SLO for 9
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import median_high
 from typing import Any
 
 from benchmarks.policy.contenders import CONTENDERS
 from benchmarks.policy.dominance import PolicyScore, dominated, mean_of
-from benchmarks.policy.oracle import find_oracle
-from benchmarks.policy.simulation_pool import ComparisonSetup, SimulationJob, SimulationPool
+from benchmarks.policy.simulation_pool import FLOOR, WINDOW_S, ComparisonSetup, SimulationJob, SimulationPool
 from benchmarks.policy.tables import LOADS, ORACLE, ORACLE_LOAD, OURS
+from mars_ray.engine.stats.grid import GRID
 from mars_ray.errors import ConfigError
 from mars_ray.simulate.arrivals import Arrival
 from mars_ray.simulate.simulator import Simulation
@@ -24,6 +25,7 @@ ATTAINED = 0.99
 SEARCHED = ("fixed 1.0", "fixed 0.95", OURS)
 """Contenders whose largest load is searched; only a few, because each takes many simulations."""
 SEARCH_STEPS = 8
+ORACLE_ROUNDS = 16
 AUTOSCALED_LOAD = 1.2
 BUSY_SHARE = 0.7
 """Share of the estimated full speed at which a search starts."""
@@ -44,7 +46,7 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
     for number, part in enumerate(parts):
         ours = results[load, OURS, number]
         full = results[load, "fixed 1.0", number]
-        results[load, ORACLE, number] = find_oracle(pool, part, number, load * capacity, ours, full)
+        results[load, ORACLE, number] = _oracle(pool, part, number, load * capacity, ours, full)
     by_load = {load: {name: _scores(results, load, name) for name in CONTENDERS} for load in LOADS}
     oracle = _scores(results, ORACLE_LOAD, ORACLE)
     scaled = pool.all(
@@ -67,6 +69,44 @@ def compare_on_trace(pool: SimulationPool, arrivals: tuple[Arrival, ...]) -> dic
         "quality_given_up_against_oracle": _given_up(by_load[ORACLE_LOAD], oracle),
         "autoscaled": {name: asdict(simulation.metrics) for name, simulation in zip(SEARCHED, scaled, strict=True)},
     }
+
+
+def _oracle(
+    pool: SimulationPool, arrivals: tuple[Arrival, ...], part: int, speed: float, ours: Simulation, best: Simulation
+) -> Simulation:
+    """Search for a schedule, window by window, that meets the SLO as often as our policy; return its simulation.
+
+    All windows start at full quality. Thresholds fall by a step in each window that misses the SLO and in the window
+    before it, until as many requests meet the SLO as with our policy.
+    """
+    grid = [threshold for threshold in GRID if threshold >= FLOOR]
+    windows = int(len(best.seconds) / WINDOW_S) + 2
+    steps = [0] * windows
+    for _ in range(ORACLE_ROUNDS):
+        if (best.metrics.good or 0.0) >= (ours.metrics.good or 0.0):
+            break
+        broken = _broken_windows(best, windows)
+        if not any(broken) or all(steps[number] == len(grid) - 1 for number in range(windows) if broken[number]):
+            break
+        # Each round lowers the worse half of the broken windows, because that often repairs later windows too.
+        worst = median_high(filter(None, broken))
+        for number in [number for number, misses in enumerate(broken) if misses >= worst]:
+            for window in range(max(0, number - 1), number + 1):
+                steps[window] = min(steps[window] + 1, len(grid) - 1)
+        schedule = tuple(grid[step] for step in steps)
+        job = SimulationJob(contender=ORACLE, arrivals=arrivals, speed=speed, schedule=schedule, part=part)
+        [best] = pool.all([job])
+    return best
+
+
+def _broken_windows(simulation: Simulation, windows: int) -> list[float]:
+    """Return the number of requests in each window that missed the SLO."""
+    broken = [0.0] * windows
+    for second in simulation.seconds:
+        if second.good is not None:
+            requests = second.ended + second.refused
+            broken[min(int(second.second / WINDOW_S), windows - 1)] += (1 - second.good) * requests
+    return broken
 
 
 def _parts(arrivals: tuple[Arrival, ...]) -> list[tuple[Arrival, ...]]:
