@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
-from benchmarks.gpu.equality import equality
 from benchmarks.gpu.forked import Measurement, import_vllm, run
 from benchmarks.gpu.lines import append, last_run, read_lines
-from benchmarks.gpu.settings import CALLERS, SHAPES, SMALL_CALLERS, gpu_of, step_model
+from benchmarks.gpu.settings import AR, CALLERS, SHAPES, SMALL_CALLERS, gpu_of, step_model
 from benchmarks.gpu.vllm_options import GRAPHS, EngineKind
 from mars_ray.errors import ConfigError
 from mars_ray.machines.step_model import StepModel
@@ -44,6 +44,8 @@ TRAIN_SPARE_S = 120
 """Time that training may take beside its `--seconds`: to load, to measure and to store the adapter."""
 TOKENS_PER_SEQ = 160
 """Mean number of cached tokens of a request: its prompt, and half of its answer."""
+TIE = 0.05
+"""Difference of the two highest log-probabilities below which bfloat16 kernels may choose either token."""
 
 
 def plan(arguments: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
@@ -121,6 +123,25 @@ def answer_table(lines: list[dict[str, Any]], model: StepModel) -> Table:
         known = "" if kind.name == "ngram" else f"{modelled:,.0f}"
         table.add_row(*cells, f"{low:,.0f} to {high:,.0f}", f"{tokens:.2f}", known)
     return table
+
+
+def equality(lines: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Count the answers that equal those of stock vLLM, that differ first at a tie, and that differ otherwise.
+
+    A threshold below 1 may change answers, so only `ar` and exact decoding must be equal.
+    """
+    answered = [line for line in lines if "answers" in line]
+    stock = [line for line in answered if line["engine"] == "stock" and line["setting"] == AR.name]
+    counts: dict[str, dict[str, int]] = {}
+    for line in answered if stock else ():
+        if line["engine"] == "stock":
+            continue
+        count = counts[f"{line['engine']}: {line['setting']}"] = {"equal": 0, "tied": 0, "other": 0}
+        for ours, theirs, gaps in zip(line["answers"], stock[-1]["answers"], stock[-1]["gaps"], strict=True):
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+            tied = same < len(gaps) and gaps[same] < TIE
+            count["equal" if ours == theirs else "tied" if tied else "other"] += 1
+    return counts
 
 
 def modelled_s(model: StepModel, callers: int, positions: int) -> float:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.equality import TIE, equality
 from benchmarks.gpu.lines import append, last_run, read_lines
-from benchmarks.gpu.run import TOKENS_PER_SEQ, main, modelled_s
+from benchmarks.gpu.run import TIE, TOKENS_PER_SEQ, equality, main, modelled_s
 from benchmarks.gpu.settings import gpu_of, step_model
 from mars_ray.errors import ConfigError
 from mars_ray.machines.registry import step_model as named_model
