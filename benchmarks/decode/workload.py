@@ -7,13 +7,13 @@ import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass
-from importlib.resources import files
 
 from benchmarks.decode.script import autoregressive_outputs
 from mars_ray.data.chat import ChatEncoder
 from mars_ray.data.prompt_file import prompt_of
 from mars_ray.data.records import Message
 from mars_ray.errors import ConfigError
+from mars_ray.load.plan import bundled_prompts
 from mars_ray.model.checkpoint import Checkpoint
 
 OUTPUT_TOKENS_MAX = 128
@@ -43,7 +43,7 @@ def bundled_workload(checkpoint: Checkpoint, requests: int, seed: int) -> Worklo
 
 def _spread(requests: int, random_source: random.Random) -> list[list[Message]]:
     """Draw prompts from the families in turn, then shuffle them."""
-    lines = (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = bundled_prompts().read_text(encoding="utf-8").splitlines()
     by_family: dict[str, list[list[Message]]] = defaultdict(list)
     for row in map(json.loads, lines):
         by_family[row["family"]].append(list(prompt_of(row)))

@@ -1,11 +1,9 @@
 """Make prompts of one length, so that no engine pads."""
 
-import json
-from importlib.resources import files
-
 from mars_ray.data.chat import ChatEncoder
-from mars_ray.data.prompt_file import prompt_of
+from mars_ray.data.prompt_file import read_prompts
 from mars_ray.errors import ConfigError
+from mars_ray.load.plan import bundled_prompts
 from mars_ray.model.checkpoint import Checkpoint
 
 PROMPT_TOKENS = 128
@@ -16,10 +14,10 @@ def prompts_of_one_length(checkpoint: Checkpoint, count: int) -> list[list[int]]
     encoder = ChatEncoder(checkpoint.tokenizer)
     tokens: list[int] = []
     prompts: list[list[int]] = []
-    for line in (files("mars_ray") / "assets" / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
+    for messages in read_prompts(bundled_prompts()):
         if len(prompts) == count:
             break
-        tokens += encoder.prompt(prompt_of(json.loads(line)))
+        tokens += encoder.prompt(messages)
         if len(tokens) >= PROMPT_TOKENS:
             prompts.append(tokens[-PROMPT_TOKENS:])
     if not 1 <= count <= len(prompts):
