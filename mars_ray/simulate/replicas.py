@@ -94,8 +94,6 @@ class Reports:
         self._fleet = fleet
         self._machine = machine
         self._classes = classes
-        self._points = machine.profile
-        self._times = machine.step_time
         self._firsts, self._paces = ([deque[Floats](maxlen=int(WINDOW_S)) for _ in range(watched)] for _ in range(2))
         """Times to first token and times per token, by replica and by second of the window."""
         self._kv_tokens_N = fleet.kv_tokens_N
@@ -121,8 +119,8 @@ class Reports:
             preemptions=0,
             threshold_changes=int(fleet.threshold_changes_N[replica]),
             block=int(fleet.block_N[replica]),
-            profile=self._points,
-            step_time=self._times,
+            profile=machine.profile,
+            step_time=machine.step_time,
             ttft_p95_s=_p95(self._firsts[replica]),
             tpot_p95_s=_p95(self._paces[replica]),
         )

@@ -17,10 +17,8 @@ def decide_fixed(
     return {name: Decision(bound.ceiling, "fixed") for name, bound in bounds.items()}, None
 
 
-FIXED = Policy(decide_fixed, initial=None, uniform=True)
-
 POLICIES: Mapping[PolicyName, Policy[Any]] = {
-    "fixed": FIXED,
+    "fixed": Policy(decide_fixed, initial=None, uniform=True),
     "capacity": CAPACITY,
     "deadline": DEADLINE,
 }
