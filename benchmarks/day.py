@@ -67,7 +67,8 @@ def main() -> None:
     slo = parse_slo(arguments.slo.split(","))
     assert slo is not None
     questions = questions_of(arguments)
-    requests = requests_of(questions, arguments.max_tokens)
+    most = arguments.max_tokens
+    requests = [PlannedRequest(messages=question.messages, max_tokens=most) for question in questions]
     capacity = None
     days: dict[str, dict[str, Any]] = {}
     for name in arguments.policy or POLICIES:
@@ -111,11 +112,6 @@ def capacity_of(requests: Sequence[PlannedRequest], engines: int) -> float:
     """Return the answers per second at threshold 1 with all slots in use, after as many answers that do not count."""
     count = WARM_UP * engines
     return closed_loop_rate(requests[:count], requests[count : 2 * count] or requests[:count], ROWS * engines)
-
-
-def requests_of(questions: Sequence[Question], max_tokens: int) -> list[PlannedRequest]:
-    """Return a request for each question, without a time."""
-    return [PlannedRequest(messages=question.messages, max_tokens=max_tokens) for question in questions]
 
 
 def plan(requests: Sequence[PlannedRequest], capacity: float, seed: int) -> LoadPlan:

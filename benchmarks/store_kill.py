@@ -188,7 +188,7 @@ class _Watch:
 
     def look(self) -> None:
         """Read the ledger again."""
-        done_rows = _done(self._disk)
+        done_rows = sum(map(rows_done, self._disk.glob("*/ledger.sqlite")))
         now_s = time.monotonic()
         if done_rows != self.done:
             self.done_before = self.done_before or done_rows
@@ -273,10 +273,6 @@ def _end(driver: "subprocess.Popen[bytes]") -> None:
                 process.kill()
         except (OSError, psutil.Error):
             continue
-
-
-def _done(disk: Path) -> int:
-    return sum(map(rows_done, disk.glob("*/ledger.sqlite")))
 
 
 def _ids(output: str) -> list[str]:
