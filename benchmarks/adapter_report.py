@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pipelines.pipeline_files import markdown_table
+
 Json = dict[str, Any]
 
 HEAD = ("", "tokens per forward", "tokens/s", "times `ar`", "agreement", "same answers", "right", "p")
+CALLERS_HEAD = ("callers", "setting", "tokens per forward", "tokens/s", "times `ar`", "times exact")
 
 
 def markdown(report: Json) -> str:
@@ -17,11 +20,11 @@ def markdown(report: Json) -> str:
         "made by `benchmarks/adapter.py`.",
     ]
     for name, workload in report["workloads"].items():
-        parts += [f"## {name}", _about(workload), "\n".join(_rows(workload))]
+        parts += [f"## {name}", _about(workload), markdown_table(HEAD, _rows(workload)).rstrip()]
         if callers := workload.get("callers"):
             parts += [
                 "Several requests at once, including prefill, in turns:",
-                "\n".join(_callers(callers)),
+                markdown_table(CALLERS_HEAD, _callers(callers)).rstrip(),
             ]
     return "\n\n".join(parts) + "\n"
 
@@ -45,21 +48,19 @@ def _about(workload: Json) -> str:
     return " ".join(sentences)
 
 
-def _rows(workload: Json) -> Iterator[str]:
-    yield from _head(HEAD)
+def _rows(workload: Json) -> Iterator[list[str]]:
     quality = workload.get("quality", {}).get("settings", {})
     speed = workload.get("speed", {}).get("settings", {})
     for name in speed | quality:
-        yield _line([name, *_speed_cells(speed.get(name)), *_quality_cells(quality.get(name), workload)])
+        yield [name, *_speed_cells(speed.get(name)), *_quality_cells(quality.get(name), workload)]
 
 
-def _callers(callers: Sequence[Json]) -> Iterator[str]:
-    yield from _head(("callers", "setting", "tokens per forward", "tokens/s", "times `ar`", "times exact"))
+def _callers(callers: Sequence[Json]) -> Iterator[list[str]]:
     for figures in callers:
         for name, setting in figures["settings"].items():
             times_exact = setting["times_exact"]
             spread = f"{times_exact['median']:.2f} ({times_exact['min']:.2f}-{times_exact['max']:.2f})"
-            yield _line([str(figures["callers"]), f"`{name}`", *_speed_cells(setting), spread])
+            yield [str(figures["callers"]), f"`{name}`", *_speed_cells(setting), spread]
 
 
 def _speed_cells(speed: Json | None) -> list[str]:
@@ -85,11 +86,3 @@ def _quality_cells(quality: Json | None, workload: Json) -> list[str]:
         verdict = [f"{share:.1%} ({low:.1%}-{high:.1%})", f"{quality['p_value']:.2g}"]
     agreement = f"{quality['agreement']:.2%}" if "agreement" in quality else ""
     return [agreement, f"{quality['same_answers'] / prompts:.0%}", *verdict]
-
-
-def _head(names: Sequence[str]) -> list[str]:
-    return [_line(names), _line(["---", *["---:"] * (len(names) - 1)])]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -1,9 +1,10 @@
 """Write the README of the bundled model from the measurements in its cards."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mars_ray.evaluation.calibration import CURVE_HEAD, curve_row
 from mars_ray.model.card import Card
+from pipelines.pipeline_files import markdown_table
 
 INTRODUCTION = """\
 # The bundled model
@@ -65,9 +66,9 @@ def card_text(card: Card, mars_cards: Sequence[Card], before_card: Card, *, para
         before_examples=before.examples,
     )
     first, *figures = curve_row(before)
-    overall = _table(CURVE_HEAD, [(f"AR checkpoint, {first}", *figures), *map(curve_row, curve)])
+    overall = markdown_table(CURVE_HEAD, [(f"AR checkpoint, {first}", *figures), *map(curve_row, curve)])
     thresholds = [f"{point.threshold:g}" for point in curve]
-    accuracy = _table(
+    accuracy = markdown_table(
         ("accuracy", "AR checkpoint", *thresholds),
         (
             (
@@ -78,15 +79,10 @@ def card_text(card: Card, mars_cards: Sequence[Card], before_card: Card, *, para
             for family in families
         ),
     )
-    speed = _table(
+    speed = markdown_table(
         ("tokens per forward", *thresholds),
         ((family, *(f"{point.by_family[family].tokens_per_forward:.2f}" for point in curve)) for family in families),
     )
     return (
         f"{introduction}\n{overall}\n### Accuracy by family\n\n{accuracy}\n### Tokens per forward by family\n\n{speed}"
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

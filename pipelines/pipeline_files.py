@@ -1,7 +1,7 @@
-"""Read and write files of the pipelines: rows of a job, conversations for training, settings of a folder."""
+"""Read and write files of the pipelines: rows of a job, conversations for training, settings, Markdown tables."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +38,9 @@ def write(path: Path, lines: Iterable[str]) -> None:
     """Write a file atomically, and create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, lines)
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table whose first column is aligned to the left."""
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "".join("| " + " | ".join(line) + " |\n" for line in [head, rule, *lines])

@@ -1,8 +1,8 @@
 """Write the report of the reproduction as Markdown: tables with spread, and verdicts on the claims."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from pipelines.pipeline_files import Json
+from pipelines.pipeline_files import Json, markdown_table
 from pipelines.reproduction.claims import DIFFUSION, SPECULATIVE, VERDICTS, claims, ours, verdict
 from pipelines.reproduction.figures import (
     AT,
@@ -93,7 +93,7 @@ def markdown(report: Json) -> str:
             *_models_section(report, seeds),
             *_decoders_section(seeds),
             METRIC,
-            _table(
+            markdown_table(
                 ("metric", "tokens per forward"),
                 ((metric, over_seeds(seeds, at_equal_accuracy("mars-8", FAR_LESS, metric))) for metric in METRICS),
             ),
@@ -128,7 +128,7 @@ def _models_section(report: Json, seeds: Sequence[Json]) -> Iterator[str]:
         f"tokens per forward at {AT}",
         f"agreement at {AT}",
     )
-    yield _table(("recipe", *columns, "at -2 points", "at -5 points", "CPU seconds"), _models(report, seeds))
+    yield markdown_table(("recipe", *columns, "at -2 points", "at -5 points", "CPU seconds"), _models(report, seeds))
 
 
 def _decoders_section(seeds: Sequence[Json]) -> Iterator[str]:
@@ -139,19 +139,19 @@ def _decoders_section(seeds: Sequence[Json]) -> Iterator[str]:
         rounds=rounds,
         draft=over_seeds(seeds, draft_cost(SPECULATIVE, "AR")),
     )
-    yield _table(
+    yield markdown_table(
         ("decoder", "accuracy", "tokens per target forward", "draft forwards per token", "tokens/s", "x AR"),
         _decoders(seeds),
     )
     yield CACHES.format(rounds=rounds)
-    yield _table(("decoder", *(f"batch {batch}" for batch in rows(seeds[0], "caches"))), _caches(seeds))
+    yield markdown_table(("decoder", *(f"batch {batch}" for batch in rows(seeds[0], "caches"))), _caches(seeds))
 
 
 def _claims_section(seeds: Sequence[Json]) -> Iterator[str]:
     of_paper = list(claims())
     verdicts = [verdict(claim, seeds) for claim in of_paper]
     yield CLAIMS.format(count=len(verdicts), found=", ".join(f"{verdicts.count(v)} {v}" for v in VERDICTS))
-    yield _table(
+    yield markdown_table(
         ("claim", "published", "difference here", "verdict"),
         (
             (claim.says, claim.published, over_seeds(seeds, claim.difference, "+.3f"), outcome)
@@ -159,7 +159,7 @@ def _claims_section(seeds: Sequence[Json]) -> Iterator[str]:
         ),
     )
     yield OURS
-    yield _table(
+    yield markdown_table(
         ("claim", "difference", "by seed", "verdict"),
         (
             (
@@ -208,8 +208,3 @@ def _caches(seeds: Sequence[Json]) -> Iterator[Sequence[str]]:
     batches = rows(seeds[0], "caches")
     for name in next(iter(batches.values())):
         yield (name, *(over_seeds(seeds, rate(in_batch(name, batch)), ",.0f") for batch in batches))
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rule = ["---", *("---:" for _ in head[1:])]
-    return "".join("| " + " | ".join(line) + " |\n" for line in [head, rule, *lines])
