@@ -297,12 +297,7 @@ def speed(
         "max_tokens": arguments.speed_tokens,
         "absent": absent_peers,
         "settings": {
-            name: {
-                "tokens_per_s": asdict(throughput(runs)),
-                "times_ar": asdict(speedup(runs, samples[AR.name])),
-                "tokens_per_forward": sum(run.tokens for run in runs) / sum(run.forwards for run in runs),
-                "samples": [asdict(run) for run in runs],
-            }
+            name: speed_figures(runs, samples[AR.name]) | {"samples": [asdict(run) for run in runs]}
             for name, runs in samples.items()
         },
     }
@@ -340,14 +335,18 @@ def concurrent_speed(
         "answers": len(prompts),
         "max_tokens": arguments.speed_tokens,
         "settings": {
-            name: {
-                "tokens_per_s": asdict(throughput(runs)),
-                "times_ar": asdict(speedup(runs, samples[AR.name])),
-                "times_exact": asdict(speedup(runs, samples[EXACT.name])),
-                "tokens_per_forward": sum(run.tokens for run in runs) / sum(run.forwards for run in runs),
-            }
+            name: speed_figures(runs, samples[AR.name]) | {"times_exact": asdict(speedup(runs, samples[EXACT.name]))}
             for name, runs in samples.items()
         },
+    }
+
+
+def speed_figures(runs: Sequence[Sample], ar_runs: Sequence[Sample]) -> Json:
+    """Return the speed of a setting, alone and relative to one token at a time."""
+    return {
+        "tokens_per_s": asdict(throughput(runs)),
+        "times_ar": asdict(speedup(runs, ar_runs)),
+        "tokens_per_forward": sum(run.tokens for run in runs) / sum(run.forwards for run in runs),
     }
 
 
