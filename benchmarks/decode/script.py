@@ -29,12 +29,6 @@ class Script:
     confidences_SW: NDArray[np.float32]
     """Probability of each token."""
 
-    @property
-    def output(self) -> list[int]:
-        """The autoregressive output."""
-        tokens: list[int] = self.tokens_SW[:, 0].tolist()
-        return tokens
-
     def proposals(self, generated: int, window: int) -> tuple[list[int], list[float]]:
         """Return the proposals after `generated` tokens; beyond the recorded output, those of its last position."""
         assert window <= self.tokens_SW.shape[1], (

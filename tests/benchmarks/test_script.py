@@ -22,7 +22,7 @@ def test_the_first_column_is_what_the_reference_decodes_one_token_at_a_time(
 ) -> None:
     options = DecodeOptions(mode="ar", max_tokens=128, stop_ids=bundled.stop_ids)
     reference = decode(bundled.network, workload.prompts[:3], options, mask_id=bundled.mask_id)
-    assert [script.output for script in scripts] == [each.tokens for each in reference]
+    assert [script.tokens_SW[:, 0].tolist() for script in scripts] == [each.tokens for each in reference]
     assert autoregressive_outputs(bundled, workload.prompts[:3], 128) == [each.tokens for each in reference]
 
 
@@ -30,7 +30,8 @@ def test_every_row_is_the_window_of_the_reference_behind_that_many_tokens(
     bundled: Checkpoint, workload: Workload, scripts: list[Script]
 ) -> None:
     prompt, script = workload.prompts[1], scripts[1]
-    prefixes = [[*prompt, *script.output[:generated]] for generated in range(len(script.output))]
+    output = script.tokens_SW[:, 0].tolist()
+    prefixes = [[*prompt, *output[:generated]] for generated in range(len(output))]
     whole_window = DecodeOptions(threshold=0.0, block=BLOCK, max_tokens=BLOCK)
     windows = decode(bundled.network, prefixes, whole_window, mask_id=bundled.mask_id)
     assert script.tokens_SW.tolist() == [each.tokens for each in windows]
@@ -53,4 +54,4 @@ def test_replayed_for_other_prompts_the_recorded_output_comes_out(
     decoded = decode_block_cache(
         bundled.network, others, options, mask_id=bundled.mask_id, cache_block=8, script=scripts
     )
-    assert [each.tokens for each in decoded] == [script.output for script in scripts]
+    assert [each.tokens for each in decoded] == [script.tokens_SW[:, 0].tolist() for script in scripts]
