@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import httpcore2
+import httpx2
 import pytest
 import torch
 from openai import OpenAI
@@ -20,6 +21,7 @@ from tests.conftest import STORE_PORT
 from tests.factories.networks import network_of_rows
 from tests.factories.tokenizers import save_chat_model
 from tests.samples import Cli
+from tests.serve.endpoint_clients import http
 from tests.serve.endpoint_samples import Keyed, Served, config_of, served
 from tests.serve.key_samples import add_key
 from tests.serve.shared_documents import share_documents
@@ -104,6 +106,13 @@ def endpoint() -> Iterator[Served]:
     """Without keys; tests must leave nothing in flight."""
     with served(config_of()) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def plain(endpoint: Served) -> Iterator[httpx2.Client]:
+    """A plain HTTP client of the shared endpoint."""
+    with http(endpoint) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """What one entrance takes of a conversation all take, and they refuse the rest with the same words."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -10,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chat.entrances import ENTRANCES, WITH_TOOLS, outcome
-from tests.serve.endpoint_clients import http
-from tests.serve.endpoint_samples import Served
 
 USER: dict[str, Any] = {"role": "user", "content": "Add 1 and 2."}
 CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
@@ -121,12 +118,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def client(endpoint: Served) -> Iterator[httpx2.Client]:
-    with http(endpoint) as client:
-        yield client
-
-
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_one_entrance_takes_all_take_with_the_same_tokens(name: str, entrance: str) -> None:
@@ -153,9 +144,9 @@ def test_with_tools_conversations_are_taken_and_refused_alike(name: str) -> None
 
 
 @pytest.mark.parametrize("name", [*TAKEN, *REFUSED])
-def test_the_endpoint_takes_and_refuses_the_same_over_http(client: httpx2.Client, name: str) -> None:
+def test_the_endpoint_takes_and_refuses_the_same_over_http(plain: httpx2.Client, name: str) -> None:
     messages = TAKEN[name] if name in TAKEN else REFUSED[name][0]
-    response = client.post("/tokenize", json={"messages": messages})
+    response = plain.post("/tokenize", json={"messages": messages})
     expected = outcome(ENTRANCES["request"], messages)
     if isinstance(expected, tuple):
         assert tuple(response.json()["tokens"]) == expected

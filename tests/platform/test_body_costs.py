@@ -5,14 +5,13 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import islice
 
 import httpx2
 import pytest
 
 from tests.platform.hostile_bodies import BYTES, hostile_bodies, large_valid_bodies, models
-from tests.serve.endpoint_clients import http, settled
+from tests.serve.endpoint_clients import settled
 from tests.serve.endpoint_samples import Served
 from tests.serve.stalls.stalls import longest_s, watched
 
@@ -26,12 +25,6 @@ def frozen() -> None:
     """Keep the collector of garbage away from what earlier tests left, as a gateway does with what it starts with."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="module")
-def plain(endpoint: Served) -> Iterator[httpx2.Client]:
-    with http(endpoint) as client:
-        yield client
 
 
 def test_every_route_and_field_is_tried(plain: httpx2.Client) -> None:

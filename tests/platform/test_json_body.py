@@ -3,7 +3,6 @@
 import gzip
 import json
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -12,17 +11,10 @@ import pytest
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.platform.anthropic.messages import uses_messages_api
 from mars_ray.serve.middleware.json_body import parse
-from tests.serve.endpoint_clients import check_anthropic_error, check_error, http
-from tests.serve.endpoint_samples import Served
+from tests.serve.endpoint_clients import check_anthropic_error, check_error
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST
 
 DEPTH = 190
-
-
-@pytest.fixture(scope="module")
-def plain(endpoint: Served) -> Iterator[httpx2.Client]:
-    with http(endpoint) as client:
-        yield client
 
 
 @pytest.mark.parametrize("half", ["\\\\ud83d", "\\ud83d\\ude00", "x"], ids=["looks like half", "pair", "none"])

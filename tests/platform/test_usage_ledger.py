@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -18,20 +17,13 @@ from mars_ray.platform.usage.ledger import DELETE_S, FRESH_S, REMEMBERED_S, Usag
 from mars_ray.platform.usage.usage_rows import UsageCounts, UsageGroup, UsageRecord, UsageSums, add_up
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import create_file
+from tests.factories.clock import Clock
 
 FOREVER = ("0000-01-01", "9999-12-31")
 
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def record(id: str, tokens: int = 1, day: str = "2026-11-25", key: str = "ada") -> UsageRecord:
@@ -70,7 +62,7 @@ def test_each_record_counts_once_through_kills_lost_replies_and_a_second_ledger(
     given: list[tuple[int, list[tuple[int, str]], str, int, float]],
 ) -> None:
     with TemporaryDirectory() as folder:
-        clock = Clock()
+        clock = Clock(0.0)
         ledgers = [UsageLedger(Path(folder) / "usage", clock, segments=3) for _ in range(2)]
         confirmed: dict[str, UsageRecord] = {}
         for which, ids, fault, at, seconds in given:
@@ -109,7 +101,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> AnyPath:
 
 
 def test_sums_survive_many_snapshots_on_a_disk_and_in_a_store(folder: AnyPath) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     ledger = UsageLedger(folder, clock, segments=4)
     records = {str(number): record(str(number), number, f"2026-11-{1 + number % 3:02}") for number in range(50)}
     for each in records.values():
@@ -125,7 +117,7 @@ def test_sums_survive_many_snapshots_on_a_disk_and_in_a_store(folder: AnyPath) -
 
 
 def test_an_id_is_remembered_across_snapshots_and_restarts_and_forgotten_after_its_time(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     ledger = UsageLedger(tmp_path, clock, segments=2)
     ledger.append([record("first")])
     for number in range(4):
@@ -141,7 +133,7 @@ def test_an_id_is_remembered_across_snapshots_and_restarts_and_forgotten_after_i
 
 
 def test_a_ledger_that_slept_finds_the_snapshots_of_another_before_it_appends(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     asleep, awake = (UsageLedger(tmp_path, clock, segments=2) for _ in range(2))
     asleep.append([record("a")])
     for number in range(9):
@@ -153,7 +145,7 @@ def test_a_ledger_that_slept_finds_the_snapshots_of_another_before_it_appends(tm
 
 
 def test_two_ledgers_that_sum_up_the_same_segments_delete_no_file_of_the_newest_snapshot(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     ledgers = [UsageLedger(tmp_path, clock, segments=3) for _ in range(2)]
     ledgers[1].open()
     for number in range(6):

@@ -19,24 +19,17 @@ from mars_ray.platform.usage.limiter import (
     RecentRequest,
     UsageLimiter,
 )
+from tests.factories.clock import Clock
 
 DAY = "2026-11-25"
 HOLDER = "key:ada"
 
 
 @dataclass
-class Clock:
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
 class Bench:
     """A limiter, and what holders have spent."""
 
-    clock: Clock = field(default_factory=Clock)
+    clock: Clock = field(default_factory=lambda: Clock(1000.0))
     spent: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     limiter: UsageLimiter = field(init=False)
 

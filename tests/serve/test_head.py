@@ -1,24 +1,16 @@
 """HEAD is answered as GET without the body, and a method that a path does not have names those that it has."""
 
-from collections.abc import Iterator
-
 import httpx2
 import pytest
 
 from mars_ray.web.pages import open_paths
 from tests.serve.endpoint_clients import check_error, http
-from tests.serve.endpoint_samples import Keyed, Served
+from tests.serve.endpoint_samples import Keyed
 
 PAGES = sorted(open_paths())
 HEALTH = ["/health", "/healthz", "/ping", "/readyz", "/version"]
 MODELS = ["/v1/models", "/v1/models/bundled", "/v1/models/never"]
 OTHERS = ["/openapi.json", "/v1/responses/never", "/v1/files", "/v1/usage", "/control", "/admin/keys", "/nothing"]
-
-
-@pytest.fixture(scope="module")
-def plain(endpoint: Served) -> Iterator[httpx2.Client]:
-    with http(endpoint) as client:
-        yield client
 
 
 def shown(response: httpx2.Response) -> dict[str, str]:

@@ -20,18 +20,8 @@ from hypothesis import strategies as st
 from mars_ray.errors import ConfigError, DataError, OutputError
 from mars_ray.serve.middleware.api_keys import KEYS_MAX, Key, Role, SimpleKeys, digest, parse_keys, role_allows
 from mars_ray.serve.middleware.key_store import CHECK_SECONDS, LiveKeys
+from tests.factories.clock import Clock
 from tests.serve.key_samples import BY, add_key, found, key_file, live_keys
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_the_interval(self) -> None:
-        self.now += CHECK_SECONDS
 
 
 @pytest.fixture
@@ -40,8 +30,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> Clock:
+    return Clock()
 
 
 def entry(name: str = "ada", role: str = "use", sha256: str = "0" * 64, **more: Any) -> dict[str, Any]:
@@ -56,7 +46,7 @@ def remove_key(path: Path, name: str) -> None:
     key_file(path).remove(BY, name)
 
 
-def test_a_key_is_found_by_what_was_told_once_and_by_nothing_else(path: Path, clock: FakeClock) -> None:
+def test_a_key_is_found_by_what_was_told_once_and_by_nothing_else(path: Path, clock: Clock) -> None:
     ada, bob = add_key(path, "ada", "use"), add_key(path, "bob", "operate")
     keys = live_keys(path, clock)
     assert [(key.name, key.role) for key in (found(keys, ada), found(keys, bob)) if key] == [
@@ -179,19 +169,17 @@ def test_a_missing_file_is_refused_at_the_start_and_an_empty_list_lets_nobody_in
     assert found(live_keys(path), "mars-any") is None
 
 
-def test_a_removed_key_is_revoked_and_an_added_one_works_at_the_next_check(path: Path, clock: FakeClock) -> None:
+def test_a_removed_key_is_revoked_and_an_added_one_works_at_the_next_check(path: Path, clock: Clock) -> None:
     ada = add_key(path, "ada", "use")
     keys = live_keys(path, clock)
     remove_key(path, "ada")
     bob = add_key(path, "bob", "use")
-    clock.pass_the_interval()
+    clock.now_s += CHECK_SECONDS
     assert found(keys, ada) is None
     assert found(keys, bob)
 
 
-def test_the_file_is_looked_at_at_most_once_a_second(
-    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_looked_at_at_most_once_a_second(path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     ada = add_key(path, "ada", "use")
     keys = live_keys(path, clock)
     remove_key(path, "ada")
@@ -210,14 +198,14 @@ def test_the_file_is_looked_at_at_most_once_a_second(
 
     asyncio.run(callers())
     assert len(looked) == 0 and keys.table.find(digest(ada))
-    clock.pass_the_interval()
+    clock.now_s += CHECK_SECONDS
     asyncio.run(callers())
     assert len(looked) == 1 and keys.table.find(digest(ada)) is None
 
 
 @pytest.mark.parametrize("broken", [b"[", b"", b"keys: [{name: ada}]", None])
 def test_a_broken_file_keeps_the_keys_read_before_and_is_reported_once(
-    path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture, broken: bytes | None
+    path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, broken: bytes | None
 ) -> None:
     ada = add_key(path, "ada", "use")
     good = path.read_bytes()
@@ -225,18 +213,18 @@ def test_a_broken_file_keeps_the_keys_read_before_and_is_reported_once(
     path.unlink() if broken is None else path.write_bytes(broken)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            clock.pass_the_interval()
+            clock.now_s += CHECK_SECONDS
             assert found(keys, ada)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert str(path) in caplog.text
     path.write_bytes(good.replace(b"name: ada", b"name: eve"))
-    clock.pass_the_interval()
+    clock.now_s += CHECK_SECONDS
     renamed = found(keys, ada)
     assert renamed and renamed.name == "eve"
 
 
 def test_a_file_that_could_not_be_read_once_is_read_when_it_can(
-    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is the same by then, so a stamp remembered too early would hide the revocation for ever."""
     ada = add_key(path, "ada", "use")
@@ -248,13 +236,13 @@ def test_a_file_that_could_not_be_read_once_is_read_when_it_can(
 
     with monkeypatch.context() as busy:
         busy.setattr(Path, "read_bytes", too_many_files)
-        clock.pass_the_interval()
+        clock.now_s += CHECK_SECONDS
         assert found(keys, ada)
-    clock.pass_the_interval()
+    clock.now_s += CHECK_SECONDS
     assert found(keys, ada) is None
 
 
-def test_a_file_replaced_by_one_of_the_same_size_and_time_is_read_again(path: Path, clock: FakeClock) -> None:
+def test_a_file_replaced_by_one_of_the_same_size_and_time_is_read_again(path: Path, clock: Clock) -> None:
     ada = add_key(path, "ada", "use")
     keys = live_keys(path, clock)
     seen = path.stat()
@@ -262,7 +250,7 @@ def test_a_file_replaced_by_one_of_the_same_size_and_time_is_read_again(path: Pa
     other.write_bytes(path.read_bytes().replace(b"name: ada", b"name: eve"))
     os.utime(other, ns=(seen.st_atime_ns, seen.st_mtime_ns))
     other.replace(path)
-    clock.pass_the_interval()
+    clock.now_s += CHECK_SECONDS
     renamed = found(keys, ada)
     assert renamed and renamed.name == "eve"
 
@@ -483,7 +471,7 @@ def test_a_huge_table_is_refused_by_its_size() -> None:
 
 
 def test_a_key_of_an_unknown_class_stops_the_start_and_later_only_itself(
-    path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ada = add_key(path, "ada", "use")
     keys = LiveKeys(key_file(path), clock, classes=["gold"])
@@ -496,9 +484,7 @@ def test_a_key_of_an_unknown_class_stops_the_start_and_later_only_itself(
         LiveKeys(key_file(path), clock, classes=["gold"])
 
 
-def test_callers_do_not_wait_for_a_store_that_hangs(
-    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_callers_do_not_wait_for_a_store_that_hangs(path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     add_key(path, "ada", "use")
     keys = live_keys(path, clock)
     checks = 0
@@ -511,20 +497,20 @@ def test_callers_do_not_wait_for_a_store_that_hangs(
     async def callers() -> None:
         monkeypatch.setattr(keys, "_check_once", hang)
         await asyncio.gather(*(keys.refresh() for _ in range(20)))
-        clock.pass_the_interval()
+        clock.now_s += CHECK_SECONDS
         for _ in range(1000):  # none of these waits, or this would take a quarter of an hour
             await keys.refresh()
 
-    clock.pass_the_interval()
+    clock.now_s += CHECK_SECONDS
     asyncio.run(asyncio.wait_for(callers(), 60))
     assert checks == 1
 
 
-def test_a_revocation_holds_while_other_calls_fill_the_shared_threads(path: Path, clock: FakeClock) -> None:
+def test_a_revocation_holds_while_other_calls_fill_the_shared_threads(path: Path, clock: Clock) -> None:
     ada = add_key(path, "ada", "use")
     keys = live_keys(path, clock)
     remove_key(path, "ada")
-    clock.pass_the_interval()
+    clock.now_s += CHECK_SECONDS
     end = threading.Event()
 
     async def callers() -> None:

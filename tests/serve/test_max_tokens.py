@@ -18,7 +18,7 @@ from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionReques
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.translate import check_limits, engine_requests, lowered_max_tokens
 from tests.serve.endpoint_clients import check_error, http
-from tests.serve.endpoint_samples import Served, config_of, served
+from tests.serve.endpoint_samples import config_of, served
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH, RESPONSES
 
 LIMIT = 8
@@ -36,12 +36,6 @@ TOO_MANY = [LIMIT + 1, 32_000, 10**30, 10**400]
 @pytest.fixture(scope="module")
 def short() -> Iterator[httpx2.Client]:
     with served(config_of(limits={"output_tokens": LIMIT})) as running, http(running) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def plain(endpoint: Served) -> Iterator[httpx2.Client]:
-    with http(endpoint) as client:
         yield client
 
 

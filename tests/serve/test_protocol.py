@@ -1,7 +1,6 @@
 """Every field a body may have is acted upon, known to change nothing, or refused by name."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import httpx2
@@ -16,8 +15,8 @@ from mars_ray.errors import RequestError
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.translate import check_limits
-from tests.serve.endpoint_clients import MODEL, check_anthropic_error, check_error, http
-from tests.serve.endpoint_samples import MESSAGES, Served
+from tests.serve.endpoint_clients import MODEL, check_anthropic_error, check_error
+from tests.serve.endpoint_samples import MESSAGES
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH
 
 BODIES: dict[str, type[GenerateRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
@@ -37,12 +36,6 @@ CHANGING: dict[str, Any] = {
     "web_search_options": {},
 }
 """For each field of `NEUTRAL` a value that asks for something."""
-
-
-@pytest.fixture(scope="module")
-def plain(endpoint: Served) -> Iterator[httpx2.Client]:
-    with http(endpoint) as client:
-        yield client
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -15,14 +15,7 @@ from upath import UPath
 from mars_ray.errors import RunError
 from mars_ray.storage import audit_log
 from mars_ray.storage.audit_log import AuditEvent, AuditLog, AuditWriter
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1.8e9
-
-    def __call__(self) -> float:
-        return self.now
+from tests.factories.clock import Clock
 
 
 def pages(log: AuditLog, limit: int) -> list[AuditEvent]:
@@ -37,7 +30,7 @@ def pages(log: AuditLog, limit: int) -> list[AuditEvent]:
 
 
 def test_an_event_is_read_as_it_was_recorded(tmp_path: Path) -> None:
-    AuditLog(tmp_path / "audit", clock=Clock()).record("key:ada", "key.added", "bob", details={"role": "use"})
+    AuditLog(tmp_path / "audit", clock=Clock(1.8e9)).record("key:ada", "key.added", "bob", details={"role": "use"})
     [event] = AuditLog(tmp_path / "audit").read().events
     assert (event.unix_s, event.by, event.action, event.subject) == (1.8e9, "key:ada", "key.added", "bob")
     assert (event.details, event.cause) == ({"role": "use"}, "")
@@ -51,12 +44,12 @@ def test_an_event_is_read_as_it_was_recorded(tmp_path: Path) -> None:
 def test_whoever_writes_and_however_it_is_paged_all_events_are_read_once_by_falling_time(
     acts: list[tuple[int, float]], limit: int, segment_bytes: int
 ) -> None:
-    clock = Clock()
+    clock = Clock(1.8e9)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as bounds:
         bounds.setattr(audit_log, "SEGMENT_BYTES", segment_bytes)
         writers = [AuditLog(Path(folder), kind, clock) for kind in ("operators", "operators", "policy")]
         for number, (writer, seconds) in enumerate(acts):
-            clock.now += seconds
+            clock.now_s += seconds
             writers[writer].record(f"w{writer}", "act", str(number))
         events = pages(AuditLog(Path(folder)), limit)
     assert sorted(int(event.subject) for event in events) == list(range(len(acts)))
@@ -66,11 +59,11 @@ def test_whoever_writes_and_however_it_is_paged_all_events_are_read_once_by_fall
 
 
 def test_ids_rise_although_the_clock_jumps_back(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1.8e9)
     log = AuditLog(tmp_path, clock=clock)
     for number in range(3):
         log.record("key:ada", "act", str(number))
-        clock.now -= 5000
+        clock.now_s -= 5000
     assert [event.subject for event in log.read().events] == ["2", "1", "0"]
 
 
@@ -79,11 +72,11 @@ def test_the_oldest_segments_of_its_own_kind_go_when_the_log_is_full(
 ) -> None:
     monkeypatch.setattr(audit_log, "SEGMENT_BYTES", 500)
     monkeypatch.setattr(audit_log, "KEPT_BYTES", 3000)
-    clock = Clock()
+    clock = Clock(1.8e9)
     AuditLog(tmp_path, "operators", clock).record("key:ada", "act", "first")
     policy = AuditLog(tmp_path, "policy", clock)
     for number in range(200):
-        clock.now += 1
+        clock.now_s += 1
         policy.record("policy", "act", str(number))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3000 + 2 * 500
     events = policy.read(limit=1000).events
