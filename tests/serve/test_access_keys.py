@@ -179,6 +179,7 @@ def test_a_key_of_the_role_use_may_not_operate(keys: KnownKeys) -> None:
     app = access(inner, keys)
     refused = call(app, scope_of("/metrics", [HOST, bearer(keys.use)]))
     assert (refused.status, refused.error["type"], inner.scopes) == (403, "permission_error", [])
+    assert refused.error["code"] == "role_not_sufficient"
     assert call(app, scope_of("/metrics", [HOST, bearer(keys.operate)])).status == 200
     assert call(app, scope_of("/v1/x", [HOST, bearer(keys.operate)])).status == 200
 

@@ -144,25 +144,13 @@ def test_a_refusal_speaks_of_a_key_only_where_there_are_keys(keys: KnownKeys) ->
 
 def test_open_paths_are_not_counted_and_never_refused_for_load(keys: KnownKeys) -> None:
     async def test() -> None:
-        app = access(Inner(hold), keys, requests=1, requests_per_key=1)
-        busy, health = Client([{"type": "http.request"}]), Client([{"type": "http.request"}])
-        task = asyncio.create_task(app(scope_of("/v1/x", [HOST, bearer(keys.use)]), busy.receive, busy.send))
-        await entered.wait()
-        assert app.admission.in_flight == {"ada": 1}
-        await app(scope_of("/healthz", [HOST]), health.receive, health.send)
-        assert health.status == 200
-        assert app.admission.in_flight == {"ada": 1}
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    entered = asyncio.Event()
-
-    async def hold(scope: Any, receive: Any, send: Any) -> None:
-        await send(OK_START)
-        await send(OK_BODY)
-        if scope["path"] != "/healthz":
-            entered.set()
-            await asyncio.Event().wait()
+        held = Held(keys, requests=1, requests_per_key=1)
+        await held.begin(keys.use)
+        probe = await held.begin("none", path="/healthz")
+        assert held.app.admission.in_flight == {"ada": 1}
+        while held.tasks:
+            await held.end(0, "finish")
+        assert probe.status == 200
 
     asyncio.run(asyncio.wait_for(test(), 60))
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.serve.endpoint_clients import MODEL, http, settled
+from tests.serve.endpoint_clients import MODEL, http
 from tests.serve.endpoint_samples import ANSWER, MESSAGES, Served
 
 FIXED: dict[str, Any] = {"threshold": 0.5, "block": 6}
@@ -21,9 +21,6 @@ VAGUE: dict[str, Any] = CHAT | {
     "extra_body": {"mode": "ar"},
 }
 """A prompt the model is not sure of, so that samples differ."""
-
-LONG: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-
 
 @pytest.fixture(scope="module")
 def prompt(endpoint: Served) -> list[int]:
@@ -348,34 +345,10 @@ def test_the_model_is_listed_and_found_by_its_name_alone(client: OpenAI) -> None
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"temperature": 3}, "temperature", None),
-        ({"extra_body": {"thresold": 0.5}}, "thresold", "unknown_parameter"),
-        ({"response_format": {"type": "xml"}}, "response_format", None),
-        ({"max_tokens": 5000, "extra_body": {"min_tokens": 5000}}, "min_tokens", None),
-        ({"messages": [{"role": "user", "content": "x " * 4000}]}, None, "context_length_exceeded"),
-    ],
-)
-def test_a_request_that_cannot_be_served_is_a_bad_request_that_names_the_field(
-    client: OpenAI, fields: dict[str, Any], param: str | None, code: str | None
-) -> None:
+def test_a_conversation_beyond_the_context_is_a_bad_request_that_says_so(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**CHAT | fields)
-    assert (refused.value.param, refused.value.code) == (param, code)
-
-
-def test_an_unknown_model_is_not_found(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as refused:
-        client.chat.completions.create(**CHAT | {"model": "gpt-5"})
-    assert refused.value.code == "model_not_found"
-
-
-def test_a_client_that_stops_waiting_frees_its_sequence(client: OpenAI, endpoint: Served) -> None:
-    with pytest.raises(openai.APITimeoutError):
-        client.completions.create(**LONG, timeout=0.3)
-    settled(endpoint)
+        chat_text(client, messages=[{"role": "user", "content": "x " * 4000}])
+    assert (refused.value.param, refused.value.code) == (None, "context_length_exceeded")
 
 
 def test_texts_and_ids_turn_into_each_other(endpoint: Served) -> None:

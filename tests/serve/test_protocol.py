@@ -15,7 +15,7 @@ from mars_ray.errors import RequestError
 from mars_ray.openai_api.protocol import IGNORED, NEUTRAL, ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits
 from mars_ray.openai_api.translate import check_limits
-from tests.serve.endpoint_clients import MODEL, check_anthropic_error, check_error
+from tests.serve.endpoint_clients import check_anthropic_error, check_error
 from tests.serve.endpoint_samples import MESSAGES
 from tests.serve.request_samples import CHAT, COMPLETIONS, LEAST, MESSAGES_PATH
 
@@ -116,21 +116,6 @@ def test_no_route_takes_a_chat_template(plain: httpx2.Client, path: str, name: s
         check_error(refused, 400, param=name, code="unsupported_parameter" if path in BODIES else "unknown_parameter")
 
 
-@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}, "'image_url'"),
-        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}, "'input_audio'"),
-    ],
-)
-def test_what_is_no_text_is_refused_by_its_kind(
-    plain: httpx2.Client, path: str, message: dict[str, Any], said: str
-) -> None:
-    body = {"model": MODEL, "messages": [*MESSAGES, message]}
-    assert said in check_error(plain.post(path, json=body), 400, param="messages")
-
-
 def tokens_of(plain: httpx2.Client, *messages: dict[str, Any]) -> list[int]:
     """The prompt of a conversation that ends with a question."""
     reply = plain.post("/tokenize", json={"messages": [*MESSAGES, *messages, *MESSAGES]})
@@ -159,9 +144,6 @@ def test_an_answer_comes_back_as_openais_clients_send_it(plain: httpx2.Client, t
     [
         ({"content": None, "tool_calls": [{"id": "1"}]}, "tool_calls.0.function is missing"),
         ({"content": None, "function_call": {"name": "f"}}, "function_call.arguments is missing"),
-        ({"content": None, "audio": {"id": "1"}}, "audio"),
-        ({"content": "a", "refusal": "b"}, "either content or refusal"),
-        ({"content": None, "refusal": 5}, "messages.1.content"),
     ],
 )
 def test_what_else_an_answer_held_is_refused_by_name(plain: httpx2.Client, turn: dict[str, Any], said: str) -> None:
@@ -172,20 +154,12 @@ def test_what_else_an_answer_held_is_refused_by_name(plain: httpx2.Client, turn:
 @pytest.mark.parametrize(
     "messages",
     [
-        [],
         None,
         "Hello",
         [{}],
-        ["Hello"],
-        [{"role": "user"}],
-        [{"role": "user", "content": None}],
-        [{"role": "user", "content": []}],
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "user", "content": [{}]}],
-        [{"role": "narrator", "content": "a"}],
-        [{"role": "user", "content": "a", "mood": "glad"}],
         [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}],
-        [{"role": "user", "content": 5}],
     ],
 )
 def test_malformed_conversations_are_refused(plain: httpx2.Client, messages: Any) -> None:
@@ -331,13 +305,6 @@ def test_a_file_may_be_completed_from_its_beginning() -> None:
     check_limits(CompletionRequest.model_validate(LEAST[COMPLETIONS] | {"prompt": "", "suffix": "b"}), LIMITS)
     with pytest.raises(RequestError, match="the prompt is empty"):
         check_limits(CompletionRequest.model_validate(LEAST[COMPLETIONS] | {"prompt": ""}), LIMITS)
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_a_body_beyond_the_limit_is_refused(plain: httpx2.Client, path: str) -> None:
-    body = json.dumps(LEAST[path] | {"user": "x" * 2**20})
-    response = plain.post(path, content=body, headers={"content-type": "application/json"})
-    check_error(response, 413, code="body_too_large")
 
 
 def test_a_checked_body_does_not_change() -> None:
