@@ -222,11 +222,3 @@ def test_prompt_tokens_from_the_cache_are_counted_apart(make_engine: MakeEngine,
     for expected in (0, len(prompts[0]) - 1):
         run(engine, [asked("gold", prompts[0], max_tokens=3)])
         assert figures(engine)["gold"].cached_tokens == expected
-
-
-def test_a_request_that_could_never_fit_the_queue_of_its_class_is_told_so_and_not_to_try_again(
-    make_engine: MakeEngine,
-) -> None:
-    engine = make_engine(classes=CLASSES, max_waiting_seqs=4)
-    with pytest.raises(RequestError, match="n is 3"):
-        engine.add(asked("batch", (5,), n=3))

@@ -397,22 +397,6 @@ def test_a_flood_of_one_class_does_not_keep_another_from_its_share_of_the_tokens
     assert tokens["gold"] / tokens["batch"] == pytest.approx(share, rel=0.15)
 
 
-def test_who_was_not_there_does_not_make_up_for_it() -> None:
-    scheduler = make_scheduler(
-        small_cache(),
-        max_prefill_tokens=1000,
-        max_waiting_seqs=4000,
-        classes=(ServiceClass(name="gold"), ServiceClass(name="batch")),
-    )
-    answer = {"gold": 20, "batch": 20}
-    flood(scheduler, "batch", 900, first=1)
-    run(scheduler, 500, answer)
-    flood(scheduler, "gold", 900, first=5000)
-    run(scheduler, 50, answer)
-    tokens = run(scheduler, 200, answer)
-    assert tokens["gold"] / tokens["batch"] == pytest.approx(1, rel=0.2)
-
-
 def test_a_class_of_higher_priority_takes_every_slot_that_comes_free() -> None:
     classes = (ServiceClass(name="gold", priority=1, share=0.1), ServiceClass(name="batch", share=10))
     scheduler = make_scheduler(small_cache(), max_prefill_tokens=1000, classes=classes, max_waiting_seqs=4000)

@@ -120,7 +120,7 @@ def test_a_class_with_the_smallest_share_has_one_place_in_the_queue() -> None:
 
 
 def test_a_request_with_more_sequences_than_may_ever_wait_is_not_told_to_come_again() -> None:
-    waiting = WaitingQueue(classes_of([1]), 4)
+    waiting = WaitingQueue(classes_of([1, 1]), 8)
     with pytest.raises(RequestError, match="n is 5; at most 4"):
         waiting.add([arrival("c0") for _ in range(5)])
 

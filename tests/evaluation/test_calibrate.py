@@ -237,6 +237,7 @@ def test_the_command_writes_the_calibration_and_nothing_else(folder: Path, mars_
         (["--seeds", "0"], None, "seeds is 0"),
         (["--examples", "0"], None, "examples is 0"),
         (["--max-tokens", "0"], None, "max_tokens is 0"),
+        (["--data", "nowhere.jsonl"], None, "There is no file nowhere.jsonl"),
         ([], "", "holds no prompt"),
         ([], '{"prompt": "a"}\n{"promt": "b"}\n{"prompt": "c"}\n', "record 2: it has neither 'prompt' nor 'messages'"),
         ([], '{"prompt": "a"}\n', "too few prompts for 3 samples"),
@@ -256,10 +257,6 @@ def test_what_cannot_be_measured_is_one_line_and_leaves_the_card(
         data.write_text(rows)
         arguments = ["--data", str(data)]
     refused(folder, mars_ray, arguments, message)
-
-
-def test_a_file_that_is_not_there_is_named(folder: Path, mars_ray: Cli) -> None:
-    refused(folder, mars_ray, ["--data", "nowhere.jsonl"], "There is no file nowhere.jsonl")
 
 
 def test_a_model_without_a_card_is_refused(folder: Path, mars_ray: Cli) -> None:
