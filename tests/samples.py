@@ -1,4 +1,4 @@
-"""The command line as a test calls it, seeds of random tests, and values of any type."""
+"""The command line as a test calls it, seeds of random tests, the memory of a process, and values of any type."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,11 @@ Cli = Callable[..., tuple[int, str, str]]
 def seeds(count: int, quick: int) -> list[Any]:
     """Parameters 0, 1, ...: the first few for every run of the tests, all for `make test-slow` too."""
     return [pytest.param(seed, marks=[pytest.mark.slow] if seed >= quick else []) for seed in range(count)]
+
+
+def memory_mib(pid: int | str = "self") -> float:
+    """Return the memory of a process, without the files that it has mapped."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("RssAnon:")[2].split()[0]) / 1024
 
 
 JUNK = st.recursive(

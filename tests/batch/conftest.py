@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mars_ray.batch.output import job_log
 from mars_ray.model.checkpoint import Checkpoint, load_checkpoint
+from mars_ray.storage import driver_lease
 from tests.factories.tokenizers import save_chat_model
 
 
@@ -29,3 +31,17 @@ def sigint() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver is gone after a second."""
+    monkeypatch.setattr(driver_lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
+
+
+@pytest.fixture
+def manual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing happens by itself."""
+    monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
+    monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)

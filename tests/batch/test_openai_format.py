@@ -26,6 +26,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
 from mars_ray.errors import BadRecordError, PromptTooLongError, ReplicaLostError, RequestError, StepError
 from mars_ray.model.checkpoint import Checkpoint
+from tests.factories.rows import json_values
 
 MESSAGES = [{"role": "user", "content": "why?"}]
 LEAST: dict[str, dict[str, Any]] = {
@@ -270,11 +271,6 @@ def test_what_failed_while_it_ran_has_an_error_that_says_why(row_format: OpenAIB
     assert line["error"] == {"code": "processing_failed", "message": str(error)}
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
 names = st.sampled_from(["prompt", "messages", "max_tokens", "stop", "n", "logit_bias", "logprobs", "tools", "mode"])
 
 

@@ -22,6 +22,7 @@ from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, SamplingParams
 from mars_ray.errors import BadRecordError, ConfigError, RequestError
 from mars_ray.model.checkpoint import Checkpoint
+from tests.factories.rows import json_values
 
 USER = {"role": "user", "content": "why?"}
 ASSISTANT = {"role": "assistant", "content": "so."}
@@ -42,11 +43,6 @@ ANSWER = Chunk(
     finished=Finished(reason="stop", prompt_tokens=4, cached_tokens=0, tokens=3, forwards=2, queued_s=0.0),
 )
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
 OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "threshold", "mode", "n", "stop")
 almost_rows = st.fixed_dictionaries(
     {},

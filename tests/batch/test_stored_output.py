@@ -49,20 +49,6 @@ class Failed(Exception):
     """An error that ends a run in an orderly way."""
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver is gone after a second."""
-    monkeypatch.setattr(driver_lease, "LEASE_S", 1.0)
-    monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
-
-
-@pytest.fixture
-def manual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing happens by itself."""
-    monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
-    monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)
-
-
 def test_a_job_goes_on_with_all_that_stands_in_the_store(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "ROWS_PER_SHARD", 4)
     for run in range(3):

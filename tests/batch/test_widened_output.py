@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from mars_ray.batch.output import folder as module
-from mars_ray.batch.output import job_log
 from mars_ray.batch.output.folder import FileFormat, OutputFolder, open_output
 from mars_ray.batch.rows.columns import Survey, output_schema
 from mars_ray.batch.rows.row_tables import RowResult
 from mars_ray.errors import RunError
-from mars_ray.storage import driver_lease
 from mars_ray.storage.location import AnyPath
 from mars_ray.storage.whole_file import write_file, write_new_object
 
@@ -161,16 +159,7 @@ def test_an_output_in_a_store_is_widened_too(bucket: UPath, tmp_path: Path) -> N
     assert table_in(bucket / "out").equals(table_in(tmp_path / "whole"))
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver is gone after a second, and nothing happens by itself."""
-    monkeypatch.setattr(driver_lease, "LEASE_S", 1.0)
-    monkeypatch.setattr(driver_lease, "POLL_S", 0.1)
-    monkeypatch.setattr(driver_lease, "RENEW_S", 1000.0)
-    monkeypatch.setattr(job_log, "COMMIT_S", 1000.0)
-
-
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "manual")
 def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_late(path: AnyPath, content: bytes) -> bool:
         """Write a shard after another driver has taken the job and widened the shard."""
@@ -186,7 +175,7 @@ def test_a_replaced_driver_overwrites_no_widened_shard(bucket: UPath, monkeypatc
     assert table_in(bucket / "out")["k"].to_pylist() == ["1", "2", "x"]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "manual")
 def test_the_same_command_mends_a_shard_that_a_replaced_driver_rewrote_late(
     bucket: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

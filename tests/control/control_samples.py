@@ -77,6 +77,20 @@ def report(number: int, seconds: float, *classes: ClassState, replica: str = "a"
     return ReplicaReport(replica=replica, number=number, seconds=seconds, state=engine_state(*classes, **fields))
 
 
+def directive(number: int = 1, threshold: float = 0.6, **fields: Any) -> Directive:
+    """The answer to a report."""
+    usual = {
+        "replica": "a",
+        "controller": "first",
+        "answers": number,
+        "thresholds": {"standard": threshold},
+        "lease_s": 5.0,
+        "desired_replicas": 1,
+        "paused": False,
+    }
+    return Directive(**(usual | fields))  # type: ignore[arg-type]
+
+
 def plan_of(*classes: ServiceClass, ceiling: float = 0.95, **settings: Any) -> ControlPlan:
     return ControlPlan(
         settings=ControlSettings(**settings),  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from mars_ray.control.core.controller import SteadyClock
 from mars_ray.control.core.lease import REPORTS_KEPT, Lease, run_heartbeats
 from mars_ray.control.replica_messages import Directive, ReplicaReport
 from mars_ray.engine.stats.state import EngineState
-from tests.control.control_samples import class_state, engine_state, plan_of
+from tests.control.control_samples import class_state, directive, engine_state, plan_of
 from tests.factories.clock import Clock
 
 PLAN = plan_of(lease_s=5.0, recover_s=30.0)
@@ -27,19 +26,6 @@ def started(reports: int = 1) -> tuple[Lease, Clock]:
         clock.now_s += number > 0
         lease.report(engine_state())
     return lease, clock
-
-
-def answer(number: int = 1, threshold: float = 0.6, **fields: Any) -> Directive:
-    usual = {
-        "replica": "a",
-        "controller": "first",
-        "answers": number,
-        "thresholds": {"standard": threshold},
-        "lease_s": 5.0,
-        "desired_replicas": 1,
-        "paused": False,
-    }
-    return Directive(**(usual | fields))  # type: ignore[arg-type]
 
 
 def test_reports_are_numbered_and_go_by_a_clock_of_their_own() -> None:
@@ -56,9 +42,9 @@ def test_reports_are_numbered_and_go_by_a_clock_of_their_own() -> None:
 def test_a_directive_holds_until_its_lease_ends_that_began_with_the_report() -> None:
     lease, clock = started()
     clock.now_s += 3
-    assert lease.take(answer())
+    assert lease.take(directive())
     clock.now_s += 1.9
-    assert lease.directive == answer()
+    assert lease.directive == directive()
     clock.now_s += 0.1
     assert lease.directive is None
 
@@ -66,12 +52,12 @@ def test_a_directive_holds_until_its_lease_ends_that_began_with_the_report() -> 
 def test_an_answer_that_comes_after_its_lease_is_not_taken() -> None:
     lease, clock = started()
     clock.now_s += 5
-    assert not lease.take(answer()) and lease.directive is None
+    assert not lease.take(directive()) and lease.directive is None
 
 
 def test_a_clock_that_is_set_back_makes_no_lease_longer() -> None:
     lease, clock = started()
-    assert lease.take(answer())
+    assert lease.take(directive())
     clock.now_s -= 3600
     assert lease.directive is not None
     clock.now_s += 5
@@ -81,21 +67,21 @@ def test_a_clock_that_is_set_back_makes_no_lease_longer() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        answer(replica="b"),
-        answer(99),
-        answer(threshold=0.4),
-        answer(threshold=0.96),
-        answer(thresholds={}),
-        answer(thresholds={"standard": 0.6, "other": 0.6}),
-        answer(thresholds={"other": 0.6}),
+        directive(replica="b"),
+        directive(99),
+        directive(threshold=0.4),
+        directive(threshold=0.96),
+        directive(thresholds={}),
+        directive(thresholds={"standard": 0.6, "other": 0.6}),
+        directive(thresholds={"other": 0.6}),
     ],
 )
 def test_what_is_foreign_or_out_of_bounds_changes_nothing(wrong: Directive) -> None:
     lease, _ = started(2)
     assert not lease.take(wrong) and lease.directive is None
-    assert lease.take(answer(1))
+    assert lease.take(directive(1))
     assert not lease.take(replace(wrong, answers=max(2, wrong.answers)))
-    assert lease.directive == answer(1)
+    assert lease.directive == directive(1)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=12))
@@ -106,7 +92,7 @@ def test_of_answers_in_any_order_only_newer_ones_are_taken(numbers: list[int]) -
         lease.report(engine_state())
     newest = 0
     for number in numbers:
-        assert lease.take(answer(number)) == (number > newest)
+        assert lease.take(directive(number)) == (number > newest)
         newest = max(newest, number)
         assert lease.directive is not None and lease.directive.answers == newest
 
@@ -116,26 +102,26 @@ def test_answers_to_reports_of_long_ago_are_not_taken() -> None:
     lease = Lease("a", PLAN, clock)
     for _ in range(REPORTS_KEPT + 1):
         lease.report(engine_state())
-    assert not lease.take(answer(1)) and lease.take(answer(2))
+    assert not lease.take(directive(1)) and lease.take(directive(2))
 
 
 def test_a_controller_that_was_replaced_is_not_believed_again() -> None:
     lease, _ = started(4)
-    assert lease.take(answer(1, controller="first"))
-    assert lease.take(answer(2, controller="second"))
-    assert not lease.take(answer(3, controller="first"))
-    assert lease.directive == answer(2, controller="second")
-    assert lease.take(answer(4, controller="second"))
+    assert lease.take(directive(1, controller="first"))
+    assert lease.take(directive(2, controller="second"))
+    assert not lease.take(directive(3, controller="first"))
+    assert lease.directive == directive(2, controller="second")
+    assert lease.take(directive(4, controller="second"))
 
 
 def test_a_late_answer_does_not_lock_the_newest_controller_out_for_good() -> None:
     lease, clock = started(3)
-    assert lease.take(answer(1, controller="new"))
-    assert lease.take(answer(2, controller="old"))  # late
-    assert not lease.take(answer(3, controller="new"))
-    clock.now_s += answer(2).lease_s
+    assert lease.take(directive(1, controller="new"))
+    assert lease.take(directive(2, controller="old"))  # late
+    assert not lease.take(directive(3, controller="new"))
+    clock.now_s += directive(2).lease_s
     report = lease.report(engine_state())
-    assert lease.take(answer(report.number, controller="new"))
+    assert lease.take(directive(report.number, controller="new"))
 
 
 def test_answers_that_come_after_the_next_heartbeat_are_followed() -> None:
@@ -157,7 +143,7 @@ def test_answers_that_come_after_the_next_heartbeat_are_followed() -> None:
                 earlier.set()
             sent.append(asyncio.Event())
             await sent[-1].wait()
-            return answer(report.number)
+            return directive(report.number)
 
         engine = Engine()
         beating = asyncio.create_task(run_heartbeats(engine, Lease("a", PLAN), send, every_s=0.01))
@@ -182,13 +168,13 @@ def test_without_a_controller_a_replica_decides_by_its_own_load_within_bounds() 
 def test_with_a_controller_a_replica_does_what_it_says() -> None:
     lease, _ = started()
     report = lease.report(engine_state(class_state(running=4, waiting=200)))
-    assert lease.take(answer(2, 0.85))
+    assert lease.take(directive(2, 0.85))
     assert lease.in_force(report).thresholds == {"standard": 0.85}
 
 
 def test_when_the_controller_falls_silent_a_replica_goes_on_from_what_held() -> None:
     lease, clock = started()
-    lease.take(answer(1, 0.6))
+    lease.take(directive(1, 0.6))
     threshold, found = 0.6, []
     for _ in range(50):
         clock.now_s += 1

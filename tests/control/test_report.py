@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mars_ray.control.replica_messages import Directive, ReplicaReport
+from mars_ray.control.replica_messages import ReplicaReport
 from mars_ray.engine.stats.state import EngineState, ModelledSteps, RestartCount
 from mars_ray.errors import ReportError
-from tests.control.control_samples import PROFILE, STEP_TIME, class_state, engine_state, report, without
+from tests.control.control_samples import PROFILE, STEP_TIME, class_state, directive, engine_state, report, without
 
 NOT_A_NUMBER = st.sampled_from([math.nan, math.inf, -math.inf])
 
@@ -120,19 +120,6 @@ def test_what_is_no_number_is_refused(value: object) -> None:
 def test_the_clock_of_a_report_is_checked_too(seconds: float) -> None:
     with pytest.raises(ReportError, match=r"^report.seconds is"):
         report(1, seconds)
-
-
-def directive(**fields: Any) -> Directive:
-    usual = {
-        "replica": "a",
-        "controller": "first",
-        "answers": 1,
-        "thresholds": {"standard": 0.9},
-        "lease_s": 5.0,
-        "desired_replicas": 1,
-        "paused": False,
-    }
-    return Directive(**(usual | fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [1.7, -0.1, math.nan, math.inf])

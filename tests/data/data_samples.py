@@ -48,3 +48,11 @@ def turns(*contents: str) -> tuple[Message, ...]:
 def example(tokens: Sequence[int], prompt: int = 0) -> Encoded:
     """An example whose first `prompt` tokens are no response."""
     return Encoded(np.array(tokens, dtype=np.int32), np.arange(len(tokens)) >= prompt)
+
+
+def learnt_texts(tokenizer: TokenizersBackend, outcome: Encoded) -> list[str]:
+    """The text of each run of response tokens."""
+    runs: list[list[int]] = [[]]
+    for token, mark in zip(outcome.tokens.tolist(), outcome.response, strict=True):
+        runs[-1:] = [[*runs[-1], token]] if mark else [runs[-1], []]
+    return [tokenizer.decode(run) for run in runs if run]

@@ -10,7 +10,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from mars_ray.data.chat import ChatEncoder, Encoded
 from mars_ray.data.records import Message, Record
 from mars_ray.errors import BadRecordError, ModelError
-from tests.data.data_samples import CHATML, ROLES_ARE_TOKENS, SPECIAL_TOKENS, make_tokenizer, turns
+from tests.data.data_samples import CHATML, ROLES_ARE_TOKENS, SPECIAL_TOKENS, learnt_texts, make_tokenizer, turns
 
 BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}
 CONTENTS = st.lists(
@@ -36,11 +36,7 @@ def refused(messages: tuple[Message, ...], tokenizer: TokenizersBackend) -> str:
 def learnt(messages: tuple[Message, ...], tokenizer: TokenizersBackend | None = None) -> list[str]:
     """The text of each run of response tokens."""
     tokenizer = tokenizer or make_tokenizer()
-    outcome = encoded(messages, tokenizer)
-    runs: list[list[int]] = [[]]
-    for token, mark in zip(outcome.tokens.tolist(), outcome.response, strict=True):
-        runs[-1:] = [[*runs[-1], token]] if mark else [runs[-1], []]
-    return [tokenizer.decode(run) for run in runs if run]
+    return learnt_texts(tokenizer, encoded(messages, tokenizer))
 
 
 def bytes_of(tokenizer: TokenizersBackend, token: int) -> bytes:

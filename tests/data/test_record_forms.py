@@ -8,7 +8,7 @@ import pytest
 from mars_ray.data.chat import ChatEncoder, Encoded
 from mars_ray.data.records import Message, Record, parse_record
 from mars_ray.errors import BadRecordError
-from tests.data.data_samples import CHATML, make_tokenizer
+from tests.data.data_samples import CHATML, learnt_texts, make_tokenizer
 
 USER: Message = {"role": "user", "content": "one"}
 ASSISTANT: Message = {"role": "assistant", "content": "two"}
@@ -130,12 +130,7 @@ def learnt(record: Record, template: str) -> list[str] | str:
     """The text of each run of response tokens, or the reason why the record is refused."""
     tokenizer = make_tokenizer(template)
     [outcome] = ChatEncoder(tokenizer).encode([record])
-    if not isinstance(outcome, Encoded):
-        return str(outcome)
-    runs: list[list[int]] = [[]]
-    for token, mark in zip(outcome.tokens.tolist(), outcome.response, strict=True):
-        runs[-1:] = [[*runs[-1], token]] if mark else [runs[-1], []]
-    return [tokenizer.decode(run) for run in runs if run]
+    return learnt_texts(tokenizer, outcome) if isinstance(outcome, Encoded) else str(outcome)
 
 
 def test_only_the_turns_of_the_assistant_and_its_calls_are_learnt() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.engine.grammar_samples import GRAMMARS, regex, schema
 from tests.engine.hostile_grammars import PAIRS, hostile_schemas
 from tests.engine.test_async import read, spec
 from tests.factories.engine import request
+from tests.samples import memory_mib
 
 COSTLY: dict[str, Any] = {
     "patterns": {"type": "string", "allOf": [{"pattern": f".*{pair}.*"} for pair in PAIRS[:20]]},
@@ -253,9 +253,6 @@ def _answered(engine: AsyncEngine, number: int, text: str) -> Awaitable[Any]:
 
 @pytest.mark.slow
 def test_two_hundred_hostile_schemas_end_in_an_answer_or_a_refusal_and_take_little_memory() -> None:
-    def memory_mib(pid: int) -> float:
-        return int(Path(f"/proc/{pid}/status").read_text().partition("RssAnon:")[2].split()[0]) / 1024
-
     async def test() -> None:
         engine, _ = await AsyncEngine.start(spec())
         assert engine.process is not None

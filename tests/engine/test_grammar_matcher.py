@@ -1,7 +1,5 @@
 """Which grammars are refused and why, and that what a grammar allows depends on the tokens before alone."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +11,7 @@ from mars_ray.errors import RequestError
 from mars_ray.model.checkpoint import Checkpoint
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
 from tests.factories.engine import MakeEngine, request
+from tests.samples import memory_mib
 
 
 @pytest.mark.parametrize(
@@ -93,15 +92,10 @@ def test_a_state_depends_on_its_tokens_and_not_on_how_they_were_reached(
         assert allowed_by(wandering) == allowed_by(straight)
 
 
-def own_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
-
-
 def test_a_grammar_that_is_large_on_purpose_takes_little_memory(bundled: Checkpoint) -> None:
     grammars = Grammars(bundled, bundled.network.config.vocab_size)
     grammars.matcher(regex("a"), frozenset())
-    before_mib = own_mib()
+    before_mib = memory_mib()
     matchers = [grammars.matcher(regex(f"(a{{{1000 + number}}}){{1000}}"), frozenset()) for number in range(4)]
     assert all(matcher.allowed().any() for matcher in matchers)
-    assert own_mib() - before_mib < 4 * 40
+    assert memory_mib() - before_mib < 4 * 40

@@ -6,7 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from tests.serve.adapter_samples import saved_adapter
 from tests.serve.cluster_samples import GATEWAY, STEP_SECONDS, Cluster, cluster, deploy_file
+from tests.serve.load_samples import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 MODELS = "ray::ServeReplica:mars:Models"
@@ -34,13 +35,6 @@ def send(running: Cluster, method: str, path: str, body: Any = None) -> tuple[in
 def states(running: Cluster) -> dict[str, tuple[str, int | None]]:
     status, listed = send(running, "GET", "/admin/models")
     return {model["name"]: (model["state"], model["version"]) for model in listed["data"]} if status == 200 else {}
-
-
-def until(check: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + STEP_SECONDS
-    while not check():
-        assert time.monotonic() < ends_s
-        time.sleep(0.2)
 
 
 def answers(running: Cluster, name: str) -> bool:

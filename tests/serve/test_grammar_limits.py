@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from tests.engine.grammar_samples import SCHEMAS
 from tests.engine.hostile_grammars import hostile_schemas
 from tests.engine.test_grammar_limits import COSTLY
+from tests.samples import memory_mib
 from tests.serve.endpoint_clients import MODEL, check_error, http
 from tests.serve.endpoint_samples import MESSAGES, Served
 
@@ -39,21 +39,18 @@ def answered_or_refused(endpoint: Served, schema: Any) -> None:
         assert check_error(response, 400, param="response_format")
 
 
-def memory_mib(endpoint: Served) -> float:
-    """Return the memory of the engine's process."""
-    process = endpoint.engine.process
-    assert process is not None
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+def engine_mib(endpoint: Served) -> float:
+    assert endpoint.engine.process is not None
+    return memory_mib(endpoint.engine.process.pid)
 
 
 @pytest.fixture(scope="module")
 def memory(endpoint: Served) -> Iterator[None]:
     """The engine's memory grows by little over all tests."""
     ask(endpoint, {"type": "integer"})
-    before = memory_mib(endpoint)
+    before = engine_mib(endpoint)
     yield
-    assert memory_mib(endpoint) - before < GROWTH_MIB
+    assert engine_mib(endpoint) - before < GROWTH_MIB
 
 
 @pytest.mark.usefixtures("memory")

@@ -19,11 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from mars_ray.control.core.status import ClusterStatus, CurvePoint
 from mars_ray.engine.chunk import Chunk, Finished
 from mars_ray.engine.request import Request, SamplingParams
-from mars_ray.engine.stats.state import ClassState, DraftCounts, EngineState
+from mars_ray.engine.stats.state import DraftCounts
 from mars_ray.openai_api.usage import ResponseUsage
 from mars_ray.serve.http.gateway_metrics import GatewayMetrics, merge_metrics
 from mars_ray.serve.middleware.exchange import Exchange, log_exchange
 from mars_ray.serve.replicas.engine_metrics import EngineMetrics, openmetrics_text
+from tests.control.control_samples import class_state, engine_state
 from tests.serve.endpoint_clients import MODEL, http, settled
 from tests.serve.endpoint_samples import MESSAGES, Served
 
@@ -174,36 +175,12 @@ def test_merging_keeps_every_sample_of_every_text(processes: list[dict[str, int]
     assert samples(page.decode()) == together
 
 
-def class_state(name: str, *, threshold: float, running: int, waiting: int) -> ClassState:
-    return ClassState(
-        name=name,
-        threshold=threshold,
-        running=running,
-        waiting=waiting,
-        arrived=9,
-        prompt_tokens=90,
-        ended=6,
-        tokens=60,
-    )
-
-
-STATE = EngineState(
-    max_num_seqs=4,
-    classes=(
-        class_state("gold", threshold=0.95, running=1, waiting=0),
-        class_state("batch", threshold=0.8, running=0, waiting=2),
-    ),
-    tokens_running=7,
-    kv_cache_usage=0.5,
-    kv_tokens=100,
-    steps=9,
-    preemptions=3,
-    threshold_changes=4,
+STATE = engine_state(
+    class_state("gold", running=1),
+    class_state("batch", threshold=0.8, waiting=2),
     block=8,
     profile=(),
     step_time=None,
-    ttft_p95_s=None,
-    tpot_p95_s=None,
 )
 
 
