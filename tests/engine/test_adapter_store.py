@@ -25,7 +25,7 @@ from mars_ray.model.card import CARD_FILE
 from mars_ray.model.resolve import resolve_model
 from tests.engine.test_adapter import some_adapter
 from tests.factories.cards import adapter_card
-from tests.factories.engine import MakeEngine, bundled_checkpoint, engine_spec, request, serving
+from tests.factories.engine import MakeEngine, bundled_checkpoint, engine_spec, request, serving, started_engine
 
 FOLDER = resolve_model("bundled")
 AHEAD: dict[str, Any] = {"mode": Mode.THRESHOLD, "threshold": 0.0, "block": 5}
@@ -326,8 +326,7 @@ def test_the_next_process_has_the_adapters_of_one_that_was_killed_but_those_that
     shutil.copytree(saved[2], vanished)
 
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(replace(engine_spec(FOLDER), adapters={"a": saved[0]}), restarts=1)
-        try:
+        async with started_engine(replace(engine_spec(FOLDER), adapters={"a": saved[0]}), restarts=1) as engine:
             await engine.set_adapters({"a": saved[0], "c": vanished, "b": saved[1]})
             before = [await answer(engine, asked(name, name)) for name in ("a", "b")]
             shutil.rmtree(vanished)
@@ -340,7 +339,5 @@ def test_the_next_process_has_the_adapters_of_one_that_was_killed_but_those_that
                         pass
             assert [await answer(engine, asked(name, name)) for name in ("a", "b")] == before
             assert engine.adapters == {"a": saved[0], "b": saved[1]}
-        finally:
-            await engine.close()
 
     asyncio.run(test())

@@ -29,7 +29,7 @@ from mars_ray.errors import (
 )
 from mars_ray.model.resolve import resolve_model
 from tests.engine.grammar_samples import regex
-from tests.factories.engine import MakeEngine, engine_processes, engine_spec, request, run, serving
+from tests.factories.engine import MakeEngine, engine_processes, engine_spec, request, run, serving, started_engine
 
 FIXED = DecodeParams(threshold=0.9, block=8)
 
@@ -238,8 +238,7 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
     prompts: list[tuple[int, ...]], how: signal.Signals
 ) -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec(), stall_seconds=1, step_seconds=1)
-        try:
+        async with started_engine(spec(), stall_seconds=1, step_seconds=1) as engine:
             stream = engine.generate(request("a", prompts[0], max_tokens=1500, ignore_eos=True))
             await anext(stream)
             assert engine.process is not None
@@ -249,8 +248,6 @@ def test_a_process_that_is_killed_or_hangs_ends_what_it_was_asked(
                     pass
             with pytest.raises(ReplicaLostError):
                 await engine.state()
-        finally:
-            await engine.close()
 
     asyncio.run(test())
 
@@ -270,30 +267,24 @@ def test_a_killed_process_is_replaced_and_the_next_request_waits_for_the_new_one
     prompts: list[tuple[int, ...]],
 ) -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec(), restarts=1)
-        try:
+        async with started_engine(spec(), restarts=1) as engine:
             wanted = request("a", prompts[0], FIXED, max_tokens=8)
             before = await read(engine, wanted)
             await kill(engine)
             assert [chunk.tokens for chunk in await read(engine, wanted)] == [chunk.tokens for chunk in before]
             assert not engine.gone.is_set()
-        finally:
-            await engine.close()
 
     asyncio.run(test())
 
 
 def test_an_engine_whose_processes_end_too_often_is_gone() -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec(), restarts=1)
-        try:
+        async with started_engine(spec(), restarts=1) as engine:
             await kill(engine)
             await kill(engine)
             assert engine.gone.is_set()
             with pytest.raises(ReplicaLostError):
                 await read(engine, request("late", (5, 6, 7)))
-        finally:
-            await engine.close()
 
     asyncio.run(test())
 
@@ -330,12 +321,9 @@ def test_a_request_whose_engine_hangs_with_it_alone_is_told_apart(prompts: list[
 
     async def test() -> None:
         for asked, expected in ((1, EngineHungError), (2, ReplicaLostError)):
-            engine, _ = await AsyncEngine.start(spec(), stall_seconds=1, step_seconds=1)
-            try:
+            async with started_engine(spec(), stall_seconds=1, step_seconds=1) as engine:
                 requests = [request(f"r{number}", prompts[number]) for number in range(asked)]
                 assert await ends_of(engine, *requests) == [expected] * asked
-            finally:
-                await engine.close()
 
     asyncio.run(test())
 
@@ -343,16 +331,13 @@ def test_a_request_whose_engine_hangs_with_it_alone_is_told_apart(prompts: list[
 @pytest.mark.slow
 def test_the_newest_request_is_the_suspect_and_not_one_that_had_chunks(prompts: list[tuple[int, ...]]) -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec(), stall_seconds=1, step_seconds=1)
-        try:
+        async with started_engine(spec(), stall_seconds=1, step_seconds=1) as engine:
             old = engine.generate(request("old", prompts[0], max_tokens=1500, ignore_eos=True))
             await anext(old)
             assert await ends_of(engine, request("new", prompts[1])) == [EngineHungError]
             with pytest.raises(ReplicaLostError):
                 async for _ in old:
                     pass
-        finally:
-            await engine.close()
 
     asyncio.run(test())
 

@@ -16,7 +16,7 @@ import pytest
 from mars_ray.engine.process.async_engine import AsyncEngine
 from mars_ray.errors import ReplicaLostError
 from mars_ray.model.resolve import resolve_model
-from tests.factories.engine import engine_processes, engine_spec
+from tests.factories.engine import engine_processes, engine_spec, started_engine
 
 STARTS_AN_ENGINE = """
 import asyncio
@@ -47,12 +47,9 @@ def own_server() -> Iterator[None]:
 @asynccontextmanager
 async def running() -> AsyncIterator[psutil.Process]:
     before = set(engine_processes(os.getpid()))
-    engine, _ = await AsyncEngine.start(engine_spec(resolve_model("bundled")))
-    try:
+    async with started_engine(engine_spec(resolve_model("bundled"))):
         [process] = set(engine_processes(os.getpid())) - before
         yield process
-    finally:
-        await engine.close()
 
 
 def test_engines_come_from_one_server_that_has_a_single_thread() -> None:

@@ -20,7 +20,7 @@ from mars_ray.errors import GrammarError, ReplicaLostError
 from tests.engine.grammar_samples import GRAMMARS, regex, schema
 from tests.engine.hostile_grammars import PAIRS, hostile_schemas
 from tests.engine.test_async import read, spec
-from tests.factories.engine import request
+from tests.factories.engine import request, started_engine
 from tests.samples import memory_mib
 
 COSTLY: dict[str, Any] = {
@@ -105,8 +105,7 @@ def test_steps_go_on_while_a_grammar_is_compiled(prompts: list[tuple[int, ...]])
     slow = schema({"type": "integer", "multipleOf": 49_999})
 
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec())
-        try:
+        async with started_engine(spec()) as engine:
             assert engine._checker is not None
             await engine._checker.cost(slow)  # what follows is the engine's own work alone
             other = asyncio.create_task(read(engine, request("slow", prompts[1], grammar=slow, max_tokens=4)))
@@ -117,8 +116,6 @@ def test_steps_go_on_while_a_grammar_is_compiled(prompts: list[tuple[int, ...]])
                     break
             assert chunks > 10
             await other
-        finally:
-            await engine.close()
 
     asyncio.run(test())
 
@@ -254,9 +251,8 @@ def _answered(engine: AsyncEngine, number: int, text: str) -> Awaitable[Any]:
 @pytest.mark.slow
 def test_two_hundred_hostile_schemas_end_in_an_answer_or_a_refusal_and_take_little_memory() -> None:
     async def test() -> None:
-        engine, _ = await AsyncEngine.start(spec())
-        assert engine.process is not None
-        try:
+        async with started_engine(spec()) as engine:
+            assert engine.process is not None
             await _answered(engine, -1, json.dumps({"type": "integer"}))
             before = memory_mib(engine.process.pid)
             for number, text in enumerate(hostile_schemas(200)):
@@ -265,7 +261,5 @@ def test_two_hundred_hostile_schemas_end_in_an_answer_or_a_refusal_and_take_litt
                 except GrammarError as error:
                     assert len(str(error)) < 500
                 assert memory_mib(engine.process.pid) - before < 300
-        finally:
-            await engine.close()
 
     asyncio.run(test())

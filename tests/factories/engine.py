@@ -131,6 +131,16 @@ def run(
 
 
 @asynccontextmanager
+async def started_engine(spec: EngineSpec, **options: Any) -> AsyncIterator[AsyncEngine]:
+    """Start an engine in a process of its own, with `options` of `AsyncEngine.start`, and close it at the end."""
+    engine, _ = await AsyncEngine.start(spec, **options)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
 async def serving(engine: Engine, **options: Any) -> AsyncIterator[AsyncEngine]:
     """Run an engine in a thread, and yield its client, which is made with `options`."""
     ours, theirs = socket.socketpair()
