@@ -49,39 +49,21 @@ def test_a_number_out_of_range_or_of_another_type_is_refused_by_name_and_value(n
     assert repr(value) in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "wrong", [5, b"word", ("word", 1), (b"word",), None, ("",), ("x" * 257,), ("x",) * (STOP_STRINGS_MAX + 1), {"word"}]
-)
-def test_stop_strings_of_another_form_are_refused(wrong: object) -> None:
-    with pytest.raises(RequestError, match="stop"):
-        SamplingParams(stop=wrong)  # type: ignore[arg-type]
+WRONG_FORMS: dict[str, list[object]] = {
+    "stop": [5, b"word", ("word", 1), (b"word",), None, ("",), ("x" * 257,), ("x",) * (STOP_STRINGS_MAX + 1), {"word"}],
+    "stop_token_ids": [{"4"}, [4.5], ("4",), 4, None, frozenset({-1}), frozenset({True}), frozenset({"4"})],
+    "logit_bias": [
+        *({-1: 1.0}, {True: 1.0}, {"4": 1.0}, {4: 101}, {4: -101}, {4: NAN}, {4: INF}, {4: True}, {4: "1"}, {4: None}),
+        *([(4, 1.0)], ((4, 1.0),), 4, None, "4"),
+    ],
+    "ignore_eos": ["no", 1, None],
+}
 
 
-@pytest.mark.parametrize("wrong", [{"4"}, [4.5], ("4",), 4, None, frozenset({-1}), frozenset({True}), frozenset({"4"})])
-def test_stop_token_ids_of_another_form_are_refused(wrong: object) -> None:
-    with pytest.raises(RequestError, match="stop_token_ids"):
-        SamplingParams(stop_token_ids=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{-1: 1.0}, {True: 1.0}, {"4": 1.0}, {4: 101}, {4: -101}, {4: NAN}, {4: INF}, {4: True}, {4: "1"}, {4: None}],
-)
-def test_a_bias_out_of_range_is_refused(wrong: object) -> None:
-    with pytest.raises(RequestError, match="logit_bias"):
-        SamplingParams(logit_bias=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [[(4, 1.0)], ((4, 1.0),), 4, None, "4"])
-def test_a_bias_that_is_no_mapping_is_refused(wrong: object) -> None:
-    with pytest.raises(RequestError, match="logit_bias"):
-        SamplingParams(logit_bias=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", ["no", 1, None])
-def test_ignore_eos_is_a_truth_value(wrong: object) -> None:
-    with pytest.raises(RequestError, match="ignore_eos"):
-        SamplingParams(ignore_eos=wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, many in WRONG_FORMS.items() for wrong in many])
+def test_a_parameter_of_another_form_or_out_of_range_is_refused_by_name(name: str, wrong: Any) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: wrong})
 
 
 @pytest.mark.parametrize(

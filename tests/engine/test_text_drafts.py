@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mars_ray.engine.core.engine import Engine
-from mars_ray.engine.grammar.spec import GrammarSpec
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams, Request
 from mars_ray.engine.sampling.draft_choice import DraftChoice
@@ -124,14 +123,3 @@ def test_reproducible_answers_below_threshold_1_do_not_depend_on_recent_answers(
     first, second = run(engine, asked), run(engine, asked)
     assert [first[name].tokens for name in first] == [second[name].tokens for name in first]
     assert "text" not in [counts.source for counts in engine.state().drafts]
-
-
-def test_answers_within_a_grammar_are_the_same(make_engine: MakeEngine, prompts: list[tuple[int, ...]]) -> None:
-    schema = GrammarSpec(
-        kind="json_schema", text='{"type":"object","properties":{"name":{"type":"string","maxLength":9}}}'
-    )
-    asked = [request(number, prompts[number * 30], EXACT, max_tokens=30, grammar=schema) for number in range(6)]
-    engine = make_engine()
-    for _ in range(2):
-        outputs, expected = run(engine, asked), plain(make_engine, asked)
-        assert [outputs[name].text for name in expected] == [expected[name].text for name in expected]

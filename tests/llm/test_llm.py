@@ -163,10 +163,6 @@ def test_wrong_values_are_named(llm: LLM, arguments: dict[str, Any], message: st
         llm.chat([LIST, JSON], **arguments)  # type: ignore[arg-type]
 
 
-def test_nothing_to_answer_gives_no_answers(llm: LLM) -> None:
-    assert llm.generate([]) == []
-
-
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(ModelError, match="bundlet"):
         LLM("bundlet")

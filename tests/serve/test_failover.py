@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mars_ray.engine.chunk import Chunk
@@ -81,6 +81,7 @@ HUNG = EngineHungError("alone")
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([LOST, StepError("no"), None])), min_size=1, max_size=6))
+@example([(0, LOST)])
 def test_a_stream_goes_on_at_the_next_replica_after_the_tokens_that_have_left(
     ends: list[tuple[int, MarsRayError | None]],
 ) -> None:
@@ -101,12 +102,6 @@ def test_a_begun_stream_that_no_other_replica_can_continue_ends_as_lost_and_says
     assert got == CHUNKS[:2]
     assert isinstance(error, ReplicaLostError)
     assert "cannot continue: the engine continues no answer with a grammar. Send" in str(error)
-
-
-def test_a_request_that_kills_every_replica_ends() -> None:
-    replicas = Replicas((0, LOST))
-    assert streamed(replicas) == ([], LOST)
-    assert replicas.calls == ATTEMPTS
 
 
 @pytest.mark.parametrize("begun", [0, 2])

@@ -104,14 +104,9 @@ def prompt_ids() -> tuple[list[list[int]], frozenset[int]]:
     return ids, frozenset({tokenizer.eos_token_id})
 
 
-def test_exact_mode_returns_the_tokens_of_stock_vllm(mars, stock):
+def test_exact_mode_returns_the_tokens_of_stock_vllm_and_of_our_reference_decoder(mars, stock):
     outputs = decode(mars, prompts(), [{"mode": "exact"}] * len(prompts()))
-    assert tokens_of(outputs) == tokens_of(stock)
-
-
-def test_exact_mode_returns_the_tokens_of_our_reference_decoder(mars):
-    outputs = decode(mars, prompts(), [{"mode": "exact"}] * len(prompts()))
-    assert tokens_of(outputs) == referenced()
+    assert tokens_of(outputs) == tokens_of(stock) == referenced()
 
 
 @pytest.mark.parametrize("threshold", [0.95, 0.6])
