@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,20 +153,36 @@ def test_an_operator_sets_the_threshold_of_all_replicas(client: OpenAI) -> None:
     until(lambda: in_force() == [1.0, 1.0])
 
 
+@contextmanager
+def asking(callers: int, ask: Callable[[], object]) -> Iterator[None]:
+    """Let callers ask again and again within the block."""
+    stop = threading.Event()
+
+    def again() -> None:
+        while not stop.is_set():
+            ask()
+
+    threads = [threading.Thread(target=again) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_load_lowers_the_threshold_a_killed_replica_is_replaced_and_then_it_rises(client: OpenAI) -> None:
-    stop, failed = threading.Event(), list[Exception]()
+    callers, failed = 12, list[Exception]()
 
     def ask() -> None:
-        while not stop.is_set():
-            try:
-                answer(client, QUESTIONS[0])
-            except InternalServerError as error:  # of the killed replica
-                failed.append(error)
+        try:
+            answer(client, QUESTIONS[0])
+        except InternalServerError as error:  # of the killed replica
+            failed.append(error)
 
-    callers = [threading.Thread(target=ask) for _ in range(12)]
-    for caller in callers:
-        caller.start()
-    try:
+    with asking(callers, ask):
         until(lambda: in_force() and in_force()[-1] < 1.0)
         replicas = {replica.replica for replica in (status() or pytest.fail("no controller")).replicas}
         [killed, _] = [
@@ -173,12 +190,8 @@ def test_load_lowers_the_threshold_a_killed_replica_is_replaced_and_then_it_rise
         ]
         ray.kill(ray.get_actor(killed["name"], namespace=killed["namespace"]))
         until(lambda: (now := status()) and {replica.replica for replica in now.replicas} - replicas)
-    finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
     until(lambda: in_force() == [1.0, 1.0])
-    assert len(failed) <= len(callers)
+    assert len(failed) <= callers
 
 
 def test_a_controller_that_is_killed_comes_back(client: OpenAI) -> None:
@@ -193,24 +206,12 @@ def test_a_controller_that_is_killed_comes_back(client: OpenAI) -> None:
 def test_a_rolling_update_answers_every_caller(client: OpenAI) -> None:
     until(lambda: len(in_force()) == 2)
     before = {replica.replica for replica in (status() or pytest.fail("no controller")).replicas}
-    stop, answered = threading.Event(), list[str]()
-
-    def ask() -> None:
-        while not stop.is_set():
-            answered.append(answer(client, QUESTIONS[0]))
-
-    callers = [threading.Thread(target=ask) for _ in range(2)]
-    for caller in callers:
-        caller.start()
-    try:
+    callers, answered = 2, list[str]()
+    with asking(callers, lambda: answered.append(answer(client, QUESTIONS[0]))):
         serve.run(app_of(max_num_seqs=3), name="llm")
         until(lambda: (now := status()) and not before & {replica.replica for replica in now.replicas})
         count = len(answered)
-        until(lambda: len(answered) > count + len(callers))
-    finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
+        until(lambda: len(answered) > count + callers)
     assert all(answered), "a failed request would have ended its caller"
 
 
@@ -239,21 +240,8 @@ def test_the_printed_policy_starts_a_replica_under_load_and_stops_it_after(clien
     scaling |= requests_alone_never_ask_for_one | soon | {"min_replicas": 1, "max_replicas": 2}
     serve.run(app_of({"autoscaling_config": scaling}), name="llm")
     until(lambda: len(in_force()) == 1)
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            answer(client, QUESTIONS[0])
-
-    callers = [threading.Thread(target=ask) for _ in range(12)]
-    for caller in callers:
-        caller.start()
-    try:
+    with asking(12, lambda: answer(client, QUESTIONS[0])):
         until(lambda: len(in_force()) == 2)
-    finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
     until(lambda: len(in_force()) == 1)
 
 
