@@ -30,8 +30,6 @@ from tests.platform.issuer_samples import AUDIENCE, EC, RSA, Issuer, issuer
 from tests.serve.access_samples import HOST, Client, Inner, access, bearer, call, scope_of
 from tests.serve.key_samples import BY, add_key, key_file, live_keys
 
-ACCOUNT = "ann"
-
 
 @pytest.fixture
 def provider() -> Iterator[Issuer]:
