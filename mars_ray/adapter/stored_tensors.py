@@ -20,7 +20,8 @@ SCALE = "_scale"
 FACTORS = ".lora_A.weight", ".lora_B.weight"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 LARGEST = torch.finfo(torch.float16).max
-"""Maximum magnitude of a value, so that no product overflows in any dtype of the engine."""
+"""Maximum magnitude of a value, so that no product of one layer overflows in any dtype of the engine. Those of several
+layers may; `execution/input_packer` and the kernels keep them from tokens and drafts."""
 LARGEST_INT8 = 127
 
 

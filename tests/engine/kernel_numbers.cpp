@@ -297,6 +297,10 @@ void check_elementwise(float tolerance) {
     const double other = d < size / 2 ? -number_of(x[d + size / 2]) : number_of(x[d - size / 2]);
     expect_near(number_of(out[d]), number_of(x[d]) * cosine[d] + other * sine[d], 2 * tolerance, "rotation");
   }
+  put(x[5], NAN), put(x[40], INFINITY), put(x[95], -INFINITY);
+  copy_finite(out.data(), x.data(), size);
+  for (int64_t d = 0; d < size; d++)
+    expect_near(number_of(out[d]), std::isfinite(number_of(x[d])) ? number_of(x[d]) : 0, 0, "finite copy");
 }
 
 static void check_likeliest() {

@@ -28,14 +28,26 @@ from tests.factories.cards import adapter_card
 from tests.factories.engine import as_unknown, bundled_checkpoint, engine_of, request, run
 
 
-def some_adapter(checkpoint: Checkpoint, names: list[str] | None = None, rank: int = 5, std: float = 0.1) -> Adapter:
+def some_adapter(
+    checkpoint: Checkpoint,
+    names: list[str] | None = None,
+    rank: int = 5,
+    std: float = 0.1,
+    *,
+    products_overflow: bool = False,
+) -> Adapter:
     torch.manual_seed(0)
     network = checkpoint.network
     shape = LoraShape(rank=rank, alpha=10.0, masks=4, linears=linears_of(network, names))
     lora = GatedLoRA(shape, network.config.hidden_size)
     for parameter in lora.parameters():
         nn.init.normal_(parameter, std=std)
-    return Adapter(lora.requires_grad_(False).eval(), adapter_card(block=6))
+    lora.requires_grad_(False)
+    if products_overflow:
+        for pair in lora.factors.values():
+            pair.a.mul_(1e4)
+            pair.b.mul_(1e37)
+    return Adapter(lora.eval(), adapter_card(block=6))
 
 
 def fresh(kernels: bool, dtype: torch.dtype = torch.float32) -> Checkpoint:
@@ -113,6 +125,30 @@ def test_exact_mode_says_what_the_base_says_one_token_at_a_time(
     alone = run(adapted_engine(kernels, quantize=quantize), plain)
     said = run(adapted_engine(kernels, {}, quantize=quantize), ahead)
     assert {name: each.tokens for name, each in said.items()} == {name: each.tokens for name, each in alone.items()}
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_token_beside_masks_whose_products_overflow_has_the_logits_of_the_base(
+    kernels: bool, dtype: torch.dtype
+) -> None:
+    packer = InputPacker(fresh(kernels=True).mask_id, torch.device("cpu"), lambda _: 0)
+    batch, _ = packer.pack([ScheduledSequence(sequence_of([11], slot=0), 1, (12,))], audit=False)
+    base = adapted_engine(kernels, None, dtype)._forwards.runner.run(batch).logits_MV
+    adapted = adapted_engine(kernels, {"products_overflow": True}, dtype)._forwards.runner.run(batch).logits_MV
+    assert adapted[1:].isnan().any(dim=1).all()
+    assert torch.equal(adapted[0], base[0])
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_exact_answers_with_an_adapter_whose_products_overflow_are_those_of_the_base(
+    kernels: bool, prompts: list[tuple[int, ...]]
+) -> None:
+    plain, ahead = (request(0, prompts[0], DecodeParams(mode=mode), max_tokens=24) for mode in (Mode.AR, Mode.EXACT))
+    alone = run(adapted_engine(kernels), [plain])["0"]
+    said = run(adapted_engine(kernels, {"products_overflow": True}), [ahead])["0"]
+    assert any(chunk.masks for chunk in said.chunks)
+    assert said.tokens == alone.tokens
 
 
 def test_the_block_is_that_of_the_adapter() -> None:

@@ -83,6 +83,19 @@ def test_the_spans_cover_all_positions_in_their_own_slots(batch: list[ScheduledS
     assert all(target < count for target, count in zip(packed.target_N.tolist(), columns, strict=True))
 
 
+@given(batch_of_a_step())
+def test_tokens_and_drafts_have_spans_without_the_columns_of_masks_that_an_adapter_decodes(
+    batch: list[ScheduledSequence],
+) -> None:
+    packed, _ = InputPacker(MASK, torch.device("cpu"), lambda _: 0).pack(batch, audit=False)
+    start = 0
+    for span in packed.spans:
+        here = slice(start, start := start + span.positions)
+        of_masks = {*(packed.offset_N[here] >= 0).tolist()}
+        assert len(of_masks) == 1, "a span has masks only, or none"
+        assert span.columns == int(packed.target_N[here].max()) + 1
+
+
 @given(batch_of_a_step(), st.booleans())
 def test_logits_are_read_from_the_last_token_on_or_from_all_tokens_to_audit(
     batch: list[ScheduledSequence], audit: bool
@@ -132,8 +145,9 @@ def test_a_mask_stands_behind_its_draft_and_sees_that_and_its_own_row_alone(
         start += each.num_positions
 
 
+@pytest.mark.parametrize("adapter", [-1, 0])
 @given(batch_of_a_step())
-def test_attention_through_torch_sees_what_the_numbers_say(batch: list[ScheduledSequence]) -> None:
-    packed, _ = PACKER.pack(batch, audit=False)
+def test_attention_through_torch_sees_what_the_numbers_say(adapter: int, batch: list[ScheduledSequence]) -> None:
+    packed, _ = InputPacker(MASK, torch.device("cpu"), lambda _: adapter).pack(batch, audit=False)
     for place, columns in enumerate(seen_through_torch(packed)):
         assert columns == seen_at(packed, place)

@@ -56,14 +56,10 @@ class InputPacker:
         packed = _Lists()
         picks = [self._append(packed, scheduled, audit) for scheduled in batch]
         packed.pick_M = packed.pick_M or [len(packed.id_N) - 1]  # runners read at least one position
-        computed = [scheduled.sequence.num_computed_tokens for scheduled in batch]
         forward_batch = ForwardBatch(
             **self._tensors(packed),
-            spans=[
-                SlotSpan(scheduled.sequence.slot or 0, scheduled.num_positions, start + scheduled.num_positions)
-                for scheduled, start in zip(batch, computed, strict=True)
-            ],
-            kv_tokens=sum(computed),
+            spans=[span for scheduled in batch for span in self._spans(scheduled)],
+            kv_tokens=sum(scheduled.sequence.num_computed_tokens for scheduled in batch),
         )
         return forward_batch, picks
 
@@ -96,6 +92,20 @@ class InputPacker:
         before = scheduled.num_tokens - 1 if audited or scheduled.num_scored else 0
         packed.pick_M += range(start + scheduled.num_tokens - 1 - before, start + length)
         return _picks(scheduled, first_pick, before)
+
+    def _spans(self, scheduled: ScheduledSequence) -> list[SlotSpan]:
+        """Return the spans of a sequence.
+
+        Masks that an adapter decodes have a span of their own, because its products may overflow. Attention multiplies
+        columns of a span that a position does not see by 0, and 0 times NaN is NaN.
+        """
+        slot = scheduled.sequence.slot or 0
+        positions = scheduled.num_positions
+        columns = scheduled.sequence.num_computed_tokens + positions
+        masks = scheduled.num_masks
+        if not masks or self._adapter_of(scheduled.sequence) < 0:
+            return [SlotSpan(slot, positions, columns)]
+        return [SlotSpan(slot, positions - masks, columns - masks), SlotSpan(slot, masks, columns)]
 
     def _tensors(self, packed: _Lists) -> dict[str, Tensor]:
         """Return one tensor per list. All are views of a single tensor, so that one copy moves them to the device."""

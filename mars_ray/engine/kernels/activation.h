@@ -1,4 +1,4 @@
-// Operations on single numbers of a row: activations of an MLP, soft caps, and multiples.
+// Operations on single numbers of a row: activations of an MLP, soft caps, multiples, and copies.
 #pragma once
 #include "simd.h"
 
@@ -33,4 +33,13 @@ inline void soft_cap(float* row, int64_t size, float scaling, float cap) {
 template <class T>
 void multiply(T* to, const T* from, float factor, int64_t size) {
   for (int64_t d = 0; d < size; d += W) store(to + d, load(from + d) * broadcast(factor));
+}
+
+// Copies numbers. Those that are infinite or NaN become 0.
+template <class T>
+void copy_finite(T* to, const T* from, int64_t size) {
+  for (int64_t d = 0; d < size; d += W) {
+    const Floats value = load(from + d);
+    store(to + d, select(is_nan(value * Floats{}), Floats{}, value));
+  }
 }

@@ -179,7 +179,8 @@ inline int64_t scratch_size(int64_t columns, int64_t head_dim) { return QUERIES 
 
 // Attention of up to QUERIES queries of one slot that share a key head. `scratch` belongs to this thread.
 //
-// The sums of a query have the same order whatever the other queries are: columns that only they see add zeros, if values are finite.
+// The sums of a query have the same order whatever the other queries are: columns that only they see add zeros, because
+// values are finite. Those of a model are, and `Step::write` makes those of adapters so.
 template <int D, class T>
 void attend(const Query<T>* queries, int64_t rows, const T* keys, const T* values, const Scores& how, float* scratch) {
   constexpr bool IN_TILES = TILES && sizeof(Factor<T>) == 2;

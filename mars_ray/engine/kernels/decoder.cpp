@@ -146,7 +146,13 @@ class Step {
     rms_norm(&at.normed[row * m.hidden], &at.hidden[from * m.hidden], weight, m.hidden, m.norm_epsilon, m.norm_rounding);
   }
 
+  // Returns whether an adapter decodes the position. Positions are sorted by adapter, those without one first.
+  bool is_adapted(int64_t n) const { return b.num_groups && n >= b.groups[0].first; }
+
   // Rotates this thread's heads of a position, and stores those of keys and values in the cache.
+  //
+  // Products of an adapter may overflow, so its values are made finite. Queries that do not see a value multiply it by 0,
+  // and 0 times NaN is NaN. Keys may be anything, because scores that are not seen are replaced.
   void write(const Layer& l, int64_t n, const Blocks& mine, T* keys, T* values) {
     const int64_t size = m.head_dim, width = (m.heads + 2 * m.kv_heads) * size;
     const int64_t cell = b.slots[n] * b.slot_stride + b.columns[n] * size;
@@ -155,7 +161,9 @@ class Step {
       T* part = &at.qkv[n * width + head * size];
       const int64_t key = head - m.heads, value = key - m.kv_heads;
       if (value >= 0) {
-        std::copy_n(part, size, values + cell + value * b.head_stride);
+        T* to = values + cell + value * b.head_stride;
+        if (is_adapted(n)) copy_finite(to, part, size);
+        else std::copy_n(part, size, to);
         continue;
       }
       const float* weight = key < 0 ? l.query_norm : l.key_norm;

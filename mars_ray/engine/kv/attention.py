@@ -6,7 +6,7 @@ column that was not written.
 `attend` is registered with transformers under `ATTENTION`. The model is called with `use_cache=False` and with the
 tensors of the step as keyword arguments, which it passes on to `attend`.
 
-Letters are those of `forward_batch`, and also P for the positions of one sequence, C for the columns that they read, H
+Letters are those of `forward_batch`, and also P for the positions of one span, C for the columns that they read, H
 for query heads, K for key heads, G for query heads per key head, and D for the head size.
 """
 
@@ -28,7 +28,7 @@ Layers = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class SlotView:
-    """The positions of one sequence and what they may attend to, which all layers share."""
+    """The positions of a span and what they may attend to, which all layers share."""
 
     positions: slice
     """The packed positions."""
@@ -40,7 +40,7 @@ class SlotView:
 
 
 def slot_views(batch: ForwardBatch, dtype: torch.dtype) -> list[SlotView]:
-    """Return the views of the sequences of a batch, in the order of their positions, with masks of `dtype`."""
+    """Return the views of the spans of a batch, in the order of their positions, with masks of `dtype`."""
     views = []
     start = 0
     for span in batch.spans:
@@ -102,7 +102,7 @@ def _attend(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Return the attention [H, P, D] of one sequence to its slot."""
+    """Return the attention [H, P, D] of one span to its slot."""
     columns = len(view.column_C)
     key_KCD, value_KCD = keys[:, :columns], values[:, :columns]
     visible_PC = view.visible_PC

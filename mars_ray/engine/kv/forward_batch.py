@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class SlotSpan(NamedTuple):
-    """The packed positions of one sequence, which follow those of the sequence before it."""
+    """Consecutive packed positions of one sequence. They follow those of the span before them."""
 
     slot: int
     positions: int
@@ -44,7 +44,7 @@ class ForwardBatch:
     pick_M: Tensor
     """Packed positions whose logits are read."""
     spans: list[SlotSpan]
-    """The sequences of the batch."""
+    """The positions of each sequence; masks that an adapter decodes have a span of their own."""
     kv_tokens: int
     """Number of tokens of all sequences in the cache before this forward. Tokens of this forward are not included,
     because a fit of step times could not separate their cost from the cost of positions."""
