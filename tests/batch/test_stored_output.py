@@ -4,9 +4,9 @@ import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 
 import pyarrow.parquet as pq
@@ -14,10 +14,11 @@ import pytest
 from upath import UPath
 
 from mars_ray.batch.output import folder, job_log
-from mars_ray.batch.output.folder import LOG, OutputFolder, new_shard, open_output
+from mars_ray.batch.output.folder import LOG, OutputFolder, open_output
 from mars_ray.errors import ConfigError, OutputError, RunError
 from mars_ray.storage import driver_lease
-from mars_ray.storage.whole_file import create_object, write_new_object
+from mars_ray.storage.location import AnyPath
+from mars_ray.storage.whole_file import create_object, write_lines, write_new_object
 from tests.batch.test_job_page import FULL
 from tests.factories.rows import row_result
 
@@ -245,23 +246,50 @@ def test_a_shard_that_a_driver_writes_after_its_job_was_put_aside_replaces_none_
     assert ids_in(bucket / "out") == ["10", "11"]
 
 
-@pytest.mark.usefixtures("manual")
-def test_a_late_shard_of_another_job_is_replaced_by_a_driver_that_resumes(
-    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("impatient", "manual")
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_late_shard_with_a_number_that_the_new_job_does_not_reach_is_removed(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     monkeypatch.setattr(folder, "ROWS_PER_SHARD", 2)
 
     def write_late(path: UPath, content: bytes) -> bool:
-        """Die before the shard is written, and leave that of a late driver."""
-        path.write_bytes(new_shard(row_result(0).records, {}, "parquet"))
-        raise Killed
+        monkeypatch.setattr(folder, "write_new_object", write_new_object)
+        with begun(bucket / "out", new=True) as second:
+            second.take([row_result(10)], run_s=0.0)
+            if not ended:
+                write_new_object(path, content)
+            second.flush()
+        if not ended:
+            raise Killed  # so that the first driver cannot remove the shard
+        return write_new_object(path, content)
 
-    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch, begun(bucket / "out") as output:
-        patch.setattr(folder, "write_new_object", write_late)
-        output.take([row_result(10), row_result(11)], run_s=0.0)
-    with begun(bucket / "out") as output:
-        output.flush()
-    assert ids_in(bucket / "out") == ["10", "11"]
+    with suppress(Killed), begun(bucket / "out") as first:
+        first.take([row_result(0), row_result(1)], run_s=0.0)
+        monkeypatch.setattr(folder, "write_new_object", write_late)
+        first.take([row_result(2), row_result(3)], run_s=0.0)
+    assert ids_in(bucket / "out") == ["10"]
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_the_errors_of_a_job_that_was_put_aside_do_not_hide_those_of_the_new_one(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(path: AnyPath, lines: Iterable[str]) -> None:
+        monkeypatch.setattr(folder, "write_lines", write_lines)
+        with begun(bucket / "out", new=True) as second:
+            second.take([row_result(10, error=True)], run_s=0.0)
+            second.flush()
+        write_lines(path, lines)
+
+    with begun(bucket / "out") as first:
+        for number in range(3):
+            first.take([row_result(number, error=True)], run_s=0.0)
+            first._log.commit()  # type: ignore[union-attr]
+        monkeypatch.setattr(folder, "write_lines", write_late)
+        with pytest.raises(RunError, match="Another driver has taken over the job"):
+            first.flush()
+    assert json.loads(errors_of(bucket / "out")) == {"id": "10"}
 
 
 @pytest.mark.usefixtures("impatient", "manual")

@@ -194,3 +194,22 @@ def test_the_same_command_mends_a_shard_that_a_replaced_driver_rewrote_late(
     run(bucket / "out", rows)
     run(tmp_path / "whole", rows)
     assert table_in(bucket / "out").equals(table_in(tmp_path / "whole"))
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_a_driver_that_rewrites_a_shard_after_its_job_was_put_aside_changes_none_of_the_new_one(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(path: AnyPath, content: list[bytes]) -> None:
+        monkeypatch.setattr(module, "write_file", write_file)
+        with open_output(bucket / "out", new=True) as new:
+            new.begin("parquet", survey(MIXED).kinds)
+            answer(new, MIXED)
+            new.flush()
+        write_file(path, content)
+
+    run(bucket / "out", NUMBERS)
+    monkeypatch.setattr(module, "write_file", write_late)
+    with pytest.raises(RunError, match="Another driver has taken over the job"), begun(bucket / "out", NUMBERS + MIXED):
+        pass
+    assert table_in(bucket / "out")["k"].to_pylist() == ["x"]

@@ -1,7 +1,7 @@
 """Output of a job, in a local folder or in a store such as `s3://bucket/answers`.
 
 In:    the results of rows, in any order and possibly repeated.
-Out:   shards `rows/part-*` that contain each answered row once, `errors.jsonl` (in a store: `errors-NUMBER.jsonl`),
+Out:   shards `rows/part-*` that contain each answered row once, `errors.jsonl` (in a store: `errors-NUMBER-JOB.jsonl`),
        `report.json` and `report.html`.
 Never: loses a result after `take` has returned, or lets two jobs write to the same folder.
 
@@ -10,8 +10,12 @@ finished rows then move to shards of `ROWS_PER_SHARD` records. Records are remov
 written; if the driver is killed in between, the same records are written to the same shard again. In a store, the name
 of the errors file contains the number of the last event in the log, so an errors file is never overwritten, and a shard
 is created only if it does not exist. Otherwise, a driver that has lost its job to a new driver could replace a file of
-the new driver. If a shard exists with other content, a driver of a job that `--new` has moved aside may have written it
-late. The shard is then replaced, unless a new driver has begun.
+the new driver.
+
+In a store, the names of shards and errors files also end in the id of the job, as `part-00000-1a2b3c4d.parquet` does. A
+driver that is frozen while it writes may finish after `--new` has moved its job aside. The id shows that the file
+belongs to no driver of the new job, so removing the file is always safe: the late driver removes it once it wakes up,
+and the new job at the end of each run.
 
 A local folder contains the ledger, and a lock keeps other drivers out. A store contains the log of the job. Each new
 driver rebuilds the ledger from the log in a temporary folder, so a job in a store can be resumed from any machine.
@@ -47,12 +51,14 @@ from mars_ray.errors import OutputError, RunError, first_line
 from mars_ray.progress import ProgressLine
 from mars_ray.storage.driver_lease import DriverLease, locked
 from mars_ray.storage.location import AnyPath, check_reachable, store_errors
-from mars_ray.storage.whole_file import write_file, write_lines, write_new_object
+from mars_ray.storage.whole_file import WRITE_ADVICE, write_file, write_lines, write_new_object
 
 ROWS_PER_SHARD = 10_000
 FileFormat = Literal["parquet", "jsonl"]
 ADVICE = "Restore the file, or use --new to start a new job."
 LOG = "log"
+JOB_DIGITS = 8
+"""Number of digits of a job's id in the names of its files."""
 P = TypeVar("P", Path, UPath)
 
 
@@ -76,6 +82,11 @@ class OutputFolder:
         written a shard late."""
         self._existing_shards: set[str] = set()
         """Shards that `replay` does not need to write again."""
+
+    @property
+    def _job(self) -> str:
+        """End of the stem of file names, which tells the jobs of a store apart."""
+        return "" if self._log is None else f"-{self._log.job[:JOB_DIGITS]}"
 
     def begin(self, format: FileFormat, kinds: ColumnKinds) -> None:
         """Begin a run whose shards have this format and whose input has values of these kinds.
@@ -129,13 +140,15 @@ class OutputFolder:
         self._shelve_all()
         if number is None:
             self._write_errors()
-        elif self._had_errors:
-            self._write_numbered_errors(number)
+        else:
+            if self._had_errors:
+                self._write_numbered_errors(number)
+            self._remove_late_files()
 
     @property
     def errors_file(self) -> AnyPath | None:
         """Path of the errors file, or None if there is no such file."""
-        return max(self.folder.glob("errors*.jsonl"), key=str, default=None)
+        return max(self.folder.glob(f"errors*{self._job}.jsonl"), key=str, default=None)
 
     def check_driver(self) -> None:
         """Raise `RunError` if another driver has begun. On a disk, a lock keeps others out."""
@@ -145,14 +158,23 @@ class OutputFolder:
     def replay(self, events: Iterable[Event]) -> None:
         """Rebuild the ledger from the events of the log, and write the shards that a killed driver left unwritten."""
         self._existing_shards = {path.name for path in self._rows.glob("part-*")}
-        last: Event | None = None
         for event in events:
-            if last is not None:
-                self._replay(last)
-            last = event
-        self._existing_shards = set()  # nothing proves that the shards of the last event are those of this job
-        if last is not None:
-            self._replay(last)
+            for run_s, results in event.results:
+                self._note(results, run_s)
+                self._shelve_full()
+            match event.kind:
+                case "begin":
+                    self.ledger.check_settings(event.details["settings"])
+                    if self.ledger.kinds("shards") != self._kinds:
+                        self._unfinished_kinds.append(self._kinds)
+                    self._begin(event.details["format"], event.details["kinds"])
+                case "widened":
+                    self.ledger.set_kinds("shards", self._kinds)
+                case "flush":
+                    self._shelve_all()
+                case "forget errors":
+                    self.ledger.forget_errors()
+        self._existing_shards = set()
 
     def report(self, report: JobReport) -> None:
         """Write the report as JSON and HTML, unless another driver has taken over the job."""
@@ -160,23 +182,6 @@ class OutputFolder:
             return
         write_file(self.folder / "report.json", [json.dumps(asdict(report), indent=2).encode() + b"\n"])
         write_file(self.folder / "report.html", [job_page(report).encode()])
-
-    def _replay(self, event: Event) -> None:
-        for run_s, results in event.results:
-            self._note(results, run_s)
-            self._shelve_full()
-        match event.kind:
-            case "begin":
-                self.ledger.check_settings(event.details["settings"])
-                if self.ledger.kinds("shards") != self._kinds:
-                    self._unfinished_kinds.append(self._kinds)
-                self._begin(event.details["format"], event.details["kinds"])
-            case "widened":
-                self.ledger.set_kinds("shards", self._kinds)
-            case "flush":
-                self._shelve_all()
-            case "forget errors":
-                self.ledger.forget_errors()
 
     def _begin(self, format: FileFormat, kinds: ColumnKinds) -> None:
         self._format = format
@@ -194,6 +199,7 @@ class OutputFolder:
                 if content is not None:
                     self.check_driver()
                     write_file(self._rows / name, [content])
+                    self._remove_if_late(self._rows / name)
                 progress.update(number, {})
 
     def _note(self, results: Sequence[RowResult], run_s: float) -> list[RowResult]:
@@ -212,11 +218,28 @@ class OutputFolder:
     def _write_numbered_errors(self, number: int) -> None:
         """Write the errors file for event `number` of the log, even if no errors remain, and remove older errors
         files."""
-        path = self.folder / f"errors-{number:010}.jsonl"
+        path = self.folder / f"errors-{number:010}{self._job}.jsonl"
         write_lines(path, self.ledger.errors())
-        for older in self.folder.glob("errors-*.jsonl"):
+        self._remove_if_late(path)
+        for older in self.folder.glob(f"errors-*{self._job}.jsonl"):
             if older.name < path.name:
                 older.unlink(missing_ok=True)
+
+    def _remove_if_late(self, path: AnyPath) -> None:
+        """Remove a file that has just been written to a store if `--new` has moved this job aside meanwhile."""
+        if self._log is not None and self._log.moved_aside():
+            with store_errors(path, RunError, "Cannot remove", "Remove it by hand."):
+                path.unlink(missing_ok=True)
+
+    def _remove_late_files(self) -> None:
+        """Remove the files that drivers of earlier jobs wrote after `--new` had moved their jobs aside."""
+        with store_errors(self.folder, RunError, "Cannot remove files of an earlier job from", WRITE_ADVICE):
+            paths = [*self._rows.glob("part-*"), *self.folder.glob("errors-*.jsonl")]
+            late = [path for path in paths if not path.stem.endswith(self._job)]
+            if late:
+                self.check_driver()  # so that no listed file is one of a newer job
+            for path in late:
+                path.unlink(missing_ok=True)
 
     def _shelve_full(self) -> None:
         while self.ledger.waiting >= ROWS_PER_SHARD:
@@ -230,15 +253,15 @@ class OutputFolder:
 
     def _shelve(self) -> None:
         texts = self.ledger.records(ROWS_PER_SHARD)
-        name = f"part-{self.ledger.shards:05d}.{self._format}"
+        name = f"part-{self.ledger.shards:05d}{self._job}.{self._format}"
         if name not in self._existing_shards:
             content = new_shard(texts, self._kinds, self._format)
             if self._log is None:
                 write_file(self._rows / name, [content])
-            elif not write_new_object(self._rows / name, content):
-                # A new driver of this job wrote the shard, or a late driver of a job that `--new` moved aside.
-                self.check_driver()
-                write_file(self._rows / name, [content])
+            else:
+                if not write_new_object(self._rows / name, content):
+                    self.check_driver()  # a new driver of this job has written the shard for other columns
+                self._remove_if_late(self._rows / name)
         self.ledger.shelve(name, len(texts))
 
 

@@ -81,6 +81,8 @@ class JobLog:
     def __init__(self, folder: UPath) -> None:
         self._folder = folder
         self.driver = uuid.uuid4().hex
+        self.job = self.driver
+        """Unique id of the job: the driver of the first event, which this driver writes if there is no event yet."""
         self._next = 1
         self._last_driver = ""
         """Driver of the last event, which is in the object before `_next`."""
@@ -102,6 +104,8 @@ class JobLog:
                 contents = fs.cat(names[start : start + READ_AT_ONCE])
                 for name in names[start : start + READ_AT_ONCE]:
                     event = Event.from_bytes(contents[name])
+                    if not self.begun:
+                        self.job = event.driver
                     yield event
                     self._next += 1
                     self._last_driver = event.driver
@@ -152,6 +156,14 @@ class JobLog:
     def check_driver(self) -> None:
         """Raise `RunError` if another driver has begun or an earlier write failed."""
         self._writer.submit(self._check_driver).result()
+
+    def moved_aside(self) -> bool:
+        """Return whether `--new` has moved this job aside. Raises `RunError` if the log cannot be read."""
+        with store_errors(self._folder, RunError, "Cannot read the job in", RESUME_ADVICE):
+            try:
+                return Event.from_bytes(self._name(1).read_bytes()).driver != self.job
+            except FileNotFoundError:
+                return True
 
     def _append(self, kind: EventKind, details: dict[str, Any]) -> int:
         self._raise_failure()
