@@ -203,6 +203,20 @@ def test_a_threshold_below_a_floor_that_the_model_takes_from_the_endpoint_is_ref
     add(manager, "small", parse_config(AddedModel, low | {"classes": own}))
 
 
+def test_a_model_is_refused_at_once_if_no_calibration_says_whether_it_keeps_its_limit_on_lost_accuracy(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    manager = manager_of(cluster, tmp_path, classes=[{"name": "gold", "floor": 0.6}])
+    uncalibrated = tmp_path / "uncalibrated"
+    uncalibrated.mkdir()
+    control = {"max_accuracy_loss": 0.005}
+    refused = r"max_accuracy_loss is 0\.005, but no calibration .* class gold may fall to its floor 0\.6"
+    with pytest.raises(ConfigError, match=refused):
+        add(manager, "small", parse_config(AddedModel, {"model": str(uncalibrated), "control": control}))
+    assert not manager.registry.models
+    add(manager, "small", parse_config(AddedModel, {"model": "bundled", "control": control}))
+
+
 def test_a_stored_model_whose_threshold_a_floor_has_passed_is_not_deployed_and_says_why(
     tmp_path: Path, cluster: Cluster
 ) -> None:

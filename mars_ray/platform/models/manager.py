@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mars_ray.errors import ConfigError, MarsRayError, OutputError, UnknownNameError, did_you_mean
+from mars_ray.model.resolve import resolve_model
 from mars_ray.platform.models.registry import Directory, ModelVersion, RegisteredModel, Registry, ServedModel
 from mars_ray.platform.platform_config import AddedModel, PlatformConfig
 from mars_ray.serve.deploy.model_settings import ModelSettings
@@ -116,19 +117,25 @@ class ModelManager:
         return self.registry.models[name].current.settings
 
     def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
-        """Change the registry by one of its methods, and record the act. Raises `ConfigError` and `OutputError`."""
+        """Change the registry by one of its methods, and record the act.
+
+        Raises `ConfigError` and `OutputError`, and `ModelError` if the card of a new model cannot be read.
+        """
         if method == Registry.with_model.__name__:
-            self._check_classes(*args)
+            self._check_model(*args)
         self._save(getattr(self.registry, method)(*args))
         self._failed = self._refused()
         self._audit.record(by, action, subject)
         self.step()
 
-    def _check_classes(self, name: str, settings: AddedModel) -> None:
+    def _check_model(self, name: str, settings: AddedModel) -> None:
         try:
             self._config.check_classes(name, settings)
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
+        if "max_accuracy_loss" in settings.control.model_fields_set:  # the only setting that needs a calibration
+            config = self._config.of_model(name, settings)
+            config.plan(resolve_model(config.model))
 
     def _refused(self) -> dict[str, str]:
         """Return the applications that may not run, with the reason.
