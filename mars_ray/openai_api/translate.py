@@ -177,14 +177,16 @@ def _sampling(
     defaults: Mapping[str, Any],
     plan: AnswerPlan,
 ) -> SamplingParams:
-    longest = min(model.engine.max_model_len - 1, limits.prompt_tokens or model.engine.max_model_len)
+    requested = body.requested_tokens
+    only_scores = requested == 0
+    longest = model.engine.max_model_len - (0 if only_scores else 1)
+    longest = min(longest, limits.prompt_tokens or longest)
     if prompt_tokens > longest:
+        reason = "" if only_scores else ", to leave room for an answer"
         raise PromptTooLongError(
-            f"the prompt has {prompt_tokens} tokens; it may have up to {longest}, to leave room for an answer. "
-            "Shorten it."
+            f"the prompt has {prompt_tokens} tokens; it may have up to {longest}{reason}. Shorten it."
         )
     most = min(limits.output_tokens, model.engine.max_model_len - prompt_tokens)
-    requested = body.requested_tokens
     if isinstance(body, ChatCompletionRequest):
         default = max(body.min_tokens, limits.default_output_tokens)
         logprobs = body.top_logprobs if body.logprobs else None

@@ -81,6 +81,13 @@ def test_one_row_among_the_first_hundred_is_enough(tmp_path: Path, model_folder:
         plan(tmp_path, model_folder, "{}\n" * 100 + '{"prompt": "x"}')
 
 
+def test_a_row_of_which_only_scores_are_wanted_may_fill_the_context(tmp_path: Path, model_folder: Path) -> None:
+    row = json.dumps({"prompt": "x" * 125})  # 128 tokens with those of the chat template
+    plan(tmp_path, model_folder, row, sampling=SamplingParams(max_tokens=0, prompt_logprobs=0))
+    with pytest.raises(DataError, match="its prompt has 128 tokens"):
+        plan(tmp_path, model_folder, row)
+
+
 @pytest.mark.parametrize("adapter", ["smollm2", "./nowhere"])
 def test_an_adapter_that_is_missing_or_of_another_model_is_refused(
     tmp_path: Path, model_folder: Path, adapter: str

@@ -70,6 +70,14 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_both_lengths
         check(prompt=(1,) * length)
 
 
+def test_a_prompt_of_which_only_scores_are_wanted_may_fill_the_context() -> None:
+    check(prompt=(1,) * 8, max_tokens=0, prompt_logprobs=0)
+    with pytest.raises(PromptTooLongError, match=r"\b9\b.*\b8\b"):
+        check(prompt=(1,) * 9, max_tokens=0, prompt_logprobs=0)
+    with pytest.raises(PromptTooLongError, match=r"\b8\b.*\b8\b"):
+        check(prompt=(1,) * 8, max_tokens=1, prompt_logprobs=0)
+
+
 @pytest.mark.parametrize("token", [-1, 100, 2**70])
 def test_a_token_outside_the_vocabulary_is_refused_wherever_it_stands(token: int) -> None:
     with pytest.raises(RequestError, match=rf"prompt.* {token}\b"):

@@ -95,6 +95,17 @@ def test_a_prompt_may_be_scored_without_an_answer(make_engine: MakeEngine, promp
     assert len(said(output)) == len(prompts[80]) - 1
 
 
+def test_a_prompt_as_long_as_the_context_may_be_scored_without_an_answer(
+    bundled: Checkpoint, oracle: Checkpoint, prompts: Prompts
+) -> None:
+    engine = engine_of(bundled, max_kv_tokens=301)
+    longest = tuple(token for prompt in prompts for token in prompt)[: engine.limits.max_model_len]
+    assert len(longest) == 301
+    output = run(engine, [request(0, longest, max_tokens=0, prompt_logprobs=LIKELIEST)])["0"]
+    assert (output.tokens, output.finished.reason) == ([], "length")
+    assert said(output) == pytest.approx(scores(oracle, longest), abs=2e-3)
+
+
 def test_the_likeliest_tokens_are_listed_best_first(make_engine: MakeEngine, prompts: Prompts) -> None:
     [chunk] = run(make_engine(), [request(0, prompts[90], max_tokens=0, prompt_logprobs=5)])["0"].chunks
     for entry in chunk.prompt_logprobs:

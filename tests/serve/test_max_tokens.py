@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.process.messages import EngineFacts
 from mars_ray.engine.request import Request
-from mars_ray.errors import RequestError
+from mars_ray.errors import PromptTooLongError, RequestError
 from mars_ray.openai_api.model_info import ModelInfo
 from mars_ray.openai_api.protocol import ChatCompletionRequest, CompletionRequest, GenerateRequest
 from mars_ray.openai_api.request_limits import RequestLimits
@@ -131,6 +131,19 @@ def requests_of(body: GenerateRequest, prompts: list[list[int]], context: int, l
         default_mode=Mode.AR,
         default_sampling={},
     )
+
+
+def test_a_prompt_of_which_only_scores_are_wanted_may_fill_the_context() -> None:
+    scored, answered = (
+        CompletionRequest.model_validate(LEAST[COMPLETIONS] | {"max_tokens": tokens, "echo": True, "logprobs": 0})
+        for tokens in (0, 1)
+    )
+    [request] = requests_of(scored, [[1] * 50], 50, RequestLimits())
+    assert (len(request.prompt), request.sampling.max_tokens) == (50, 0)
+    with pytest.raises(PromptTooLongError, match=r"has 51 tokens; it may have up to 50\. Shorten"):
+        requests_of(scored, [[1] * 51], 50, RequestLimits())
+    with pytest.raises(PromptTooLongError, match="has 50 tokens; it may have up to 49, to leave room for an answer"):
+        requests_of(answered, [[1] * 50], 50, RequestLimits())
 
 
 @given(

@@ -47,7 +47,7 @@ class EngineLimits:
         prompt = request.prompt
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token.")
-        if len(prompt) >= self.max_model_len:
+        if len(prompt) + min(1, sampling.max_tokens) > self.max_model_len:  # scores alone need no room for an answer
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens; prompt and answer together may have {self.max_model_len}. "
                 "Shorten the prompt."
