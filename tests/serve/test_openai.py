@@ -22,6 +22,7 @@ VAGUE: dict[str, Any] = CHAT | {
 }
 """A prompt the model is not sure of, so that samples differ."""
 
+
 @pytest.fixture(scope="module")
 def prompt(endpoint: Served) -> list[int]:
     """The conversation as the model sees it."""
