@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 
 import pyarrow.parquet as pq
@@ -240,7 +241,7 @@ def test_a_shard_that_a_driver_writes_after_its_job_was_put_aside_replaces_none_
             second.flush()
         return written
 
-    with begun(bucket / "out") as first:
+    with pytest.raises(RunError, match="Another driver has taken over the job"), begun(bucket / "out") as first:
         monkeypatch.setattr(folder, "write_new_object", write_late)
         first.take([row_result(0), row_result(1)], run_s=0.0)
     assert ids_in(bucket / "out") == ["10", "11"]
@@ -264,11 +265,42 @@ def test_a_late_shard_with_a_number_that_the_new_job_does_not_reach_is_removed(
             raise Killed  # so that the first driver cannot remove the shard
         return write_new_object(path, content)
 
-    with suppress(Killed), begun(bucket / "out") as first:
+    with suppress(Killed, RunError), begun(bucket / "out") as first:
         first.take([row_result(0), row_result(1)], run_s=0.0)
         monkeypatch.setattr(folder, "write_new_object", write_late)
         first.take([row_result(2), row_result(3)], run_s=0.0)
     assert ids_in(bucket / "out") == ["10"]
+
+
+def test_files_of_the_user_in_the_folder_stay(bucket: UPath) -> None:
+    with begun(bucket / "out") as output:
+        kept = [bucket / "out" / "rows" / "part-merged.parquet", bucket / "out" / "errors-fixed.jsonl"]
+        for path in kept:
+            path.write_text("mine")
+        output.take([row_result(0)], run_s=0.0)
+        output.flush()
+    assert [path.read_text() for path in kept] == ["mine", "mine"]
+
+
+@pytest.mark.usefixtures("impatient", "manual")
+def test_a_driver_whose_job_was_put_aside_while_it_wrote_a_shard_leaves_the_report_of_the_new_one(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(path: UPath, content: bytes) -> bool:
+        monkeypatch.setattr(folder, "write_new_object", write_new_object)
+        with begun(bucket / "out", new=True) as second:
+            second.take([row_result(10)], run_s=0.0)
+            second.flush()
+            second.report(FULL)
+        return write_new_object(path, content)
+
+    with begun(bucket / "out") as first:
+        first.take([row_result(0)], run_s=0.0)
+        monkeypatch.setattr(folder, "write_new_object", write_late)
+        with pytest.raises(RunError, match="Another driver has taken over the job"):
+            first.flush()
+        first.report(replace(FULL, rows=12345))
+    assert "12345" not in (bucket / "out" / "report.json").read_text()
 
 
 @pytest.mark.usefixtures("impatient", "manual")

@@ -10,6 +10,7 @@ from benchmarks.decode import __main__ as program
 from benchmarks.decode.comparison import BatchResult, compare_decoders, ratios, report, tokens_per_forward
 from benchmarks.decode.contenders import contenders, engine_contender, subject
 from benchmarks.decode.shapes import SIZES
+from benchmarks.report import ROOT
 from benchmarks.whole_numbers import whole_numbers
 from mars_ray.engine.mode import Mode
 from mars_ray.engine.request import DecodeParams
@@ -119,7 +120,7 @@ def test_the_command_prints_a_table_and_writes_its_samples(
 ) -> None:
     written = tmp_path / "deep" / "decode.json"
     options = ["--batch", "2", "--requests", "4", "--repeats", "1", "--json", str(written)]
-    monkeypatch.setattr(sys, "argv", ["decode", *options])
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks" / "decode" / "__main__.py"), *options])
     program.main()
     assert "threshold 0.95 : ar" in capsys.readouterr().out
     results = json.loads(written.read_text())

@@ -96,6 +96,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
         "content of type 'image_url' is not supported; only text is",
     ),
+    "sound after a text": (
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}],
+        "content of type 'input_audio' is not supported; only text is",
+    ),
     "misspelt field": ([USER | {"nmae": "Ada"}], "unknown parameter 'messages.0.nmae'"),
     "misspelt field of a call": (
         [USER, CALLED | {"tool_calls": [CALL | {"idd": "c"}]}, RESULT],

@@ -57,6 +57,7 @@ WRONG_FORMS: dict[str, list[object]] = {
         *([(4, 1.0)], ((4, 1.0),), 4, None, "4"),
     ],
     "ignore_eos": ["no", 1, None],
+    "skip_special_tokens": ["no", 1, None],
 }
 
 

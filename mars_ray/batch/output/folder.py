@@ -28,6 +28,7 @@ log shows which runs did not finish, so later runs check all shards again.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -59,6 +60,8 @@ ADVICE = "Restore the file, or use --new to start a new job."
 LOG = "log"
 JOB_DIGITS = 8
 """Number of digits of a job's id in the names of its files."""
+WRITTEN_STEM = re.compile(rf"(part-\d{{5,}}|errors-\d{{10,}})(-[0-9a-f]{{{JOB_DIGITS}}})?")
+"""Stem of the file names that a job writes to a store; other files in the folder are the user's."""
 P = TypeVar("P", Path, UPath)
 
 
@@ -226,16 +229,21 @@ class OutputFolder:
                 older.unlink(missing_ok=True)
 
     def _remove_if_late(self, path: AnyPath) -> None:
-        """Remove a file that has just been written to a store if `--new` has moved this job aside meanwhile."""
+        """Remove a file that has just been written to a store if `--new` has moved this job aside meanwhile.
+
+        Raises `RunError` then, so that this driver stops.
+        """
         if self._log is not None and self._log.moved_aside():
             with store_errors(path, RunError, "Cannot remove", "Remove it by hand."):
                 path.unlink(missing_ok=True)
+            self.check_driver()
 
     def _remove_late_files(self) -> None:
         """Remove the files that drivers of earlier jobs wrote after `--new` had moved their jobs aside."""
         with store_errors(self.folder, RunError, "Cannot remove files of an earlier job from", WRITE_ADVICE):
             paths = [*self._rows.glob("part-*"), *self.folder.glob("errors-*.jsonl")]
-            late = [path for path in paths if not path.stem.endswith(self._job)]
+            written = [path for path in paths if WRITTEN_STEM.fullmatch(path.stem)]
+            late = [path for path in written if not path.stem.endswith(self._job)]
             if late:
                 self.check_driver()  # so that no listed file is one of a newer job
             for path in late:

@@ -208,10 +208,11 @@ class JobLog:
         except FileNotFoundError:
             is_own = False
         if not is_own:
-            raise RunError(
+            self._failure = RunError(
                 f"Another driver has taken over the job in {self._folder.parent.parent}. "
                 "This driver stops; its finished rows are kept."
             )
+            raise self._failure
 
     def _keep(self) -> None:
         while not self._closing.wait(COMMIT_S):

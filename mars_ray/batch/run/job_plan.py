@@ -199,7 +199,9 @@ def check_first_rows(row_format: RowFormat, raws: Iterable[bytes], positions: in
             request = parsed_row(row_format, "first", raw).request
             if len(request.prompt) + min(1, request.sampling.max_tokens) <= positions:
                 return
-            raise PromptTooLongError(f"its prompt has {len(request.prompt)} tokens, more than the model's {positions}")
+            raise PromptTooLongError(
+                f"its prompt has {len(request.prompt)} tokens; with its answer it may have {positions} at most"
+            )
         except (BadRecordError, RequestError) as error:
             reasons[str(error).rstrip(".")] += 1
             missing |= dict.fromkeys(error.missing if isinstance(error, BadRecordError) else ())

@@ -119,7 +119,7 @@ class ModelManager:
     def change(self, by: str, action: str, subject: str, method: str, *args: Any) -> None:
         """Change the registry by one of its methods, and record the act.
 
-        Raises `ConfigError` and `OutputError`, and `ModelError` if the card of a new model cannot be read.
+        Raises `ConfigError` and `OutputError`, and `ModelError` if a card of a new model cannot be read.
         """
         if method == Registry.with_model.__name__:
             self._check_model(*args)
@@ -134,8 +134,8 @@ class ModelManager:
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
         if "max_accuracy_loss" in settings.control.model_fields_set:  # the only setting that needs a calibration
-            config = self._config.of_model(name, settings)
-            config.plan(resolve_model(config.model))
+            config = self._config.of_model(name, settings).model_copy(update={"model": name})  # the name for errors
+            config.plan(resolve_model(settings.model))
 
     def _refused(self) -> dict[str, str]:
         """Return the applications that may not run, with the reason.
