@@ -160,10 +160,7 @@ class JobLog:
     def moved_aside(self) -> bool:
         """Return whether `--new` has moved this job aside. Raises `RunError` if the log cannot be read."""
         with store_errors(self._folder, RunError, "Cannot read the job in", RESUME_ADVICE):
-            try:
-                return Event.from_bytes(self._name(1).read_bytes()).driver != self.job
-            except FileNotFoundError:
-                return True
+            return not _wrote(self.job, self._name(1))
 
     def _append(self, kind: EventKind, details: dict[str, Any]) -> int:
         self._raise_failure()
@@ -203,11 +200,7 @@ class JobLog:
     def _check_driver_of(self, path: UPath, driver: str) -> None:
         """Raise `RunError` unless `driver` wrote the object. One of this driver may exist already, from an earlier
         request whose response was lost."""
-        try:
-            is_own = Event.from_bytes(path.read_bytes()).driver == driver
-        except FileNotFoundError:
-            is_own = False
-        if not is_own:
+        if not _wrote(driver, path):
             self._failure = RunError(
                 f"Another driver has taken over the job in {self._folder.parent.parent}. "
                 "This driver stops; its finished rows are kept."
@@ -225,3 +218,11 @@ class JobLog:
 
     def _name(self, number: int) -> UPath:
         return self._folder / f"{number:010}.parquet"
+
+
+def _wrote(driver: str, path: UPath) -> bool:
+    """Return whether `driver` wrote the event in an object; False if there is no object."""
+    try:
+        return Event.from_bytes(path.read_bytes()).driver == driver
+    except FileNotFoundError:
+        return False
