@@ -16,6 +16,7 @@ from typing import Any
 
 from mars_ray.chat.call_format import AnswerFormat, CallFormat, ReasoningFormat
 from mars_ray.chat.tools import FunctionDefinition
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.engine.grammar.library import LAYOUT
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.strict_schema import closed_schema
@@ -258,6 +259,6 @@ def _keyword_schemas(function: str, schema: Mapping[str, Any]) -> dict[str, dict
     for name, value in properties.items():
         if not _NAME.fullmatch(name) or not isinstance(value, dict):
             raise RequestError(
-                f"the parameters of {function} cannot hold {name[:80]!r}: arguments are words with a schema."
+                f"the parameters of {function} cannot hold {name[:NAME_CHARS]!r}: arguments are words with a schema."
             )
     return {name: {**value, **definitions} for name, value in properties.items()}

@@ -14,6 +14,7 @@ from mars_ray.chat.call_format import AnswerFormat
 from mars_ray.chat.conversation import Conversation, PlainMessage, template_conversation
 from mars_ray.chat.request_body import TOOLS_MAX, Items, RequestBody
 from mars_ray.chat.tools import FunctionDefinition, Functions, Tools, check_functions, template_tools
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.request_limits import RequestLimits
 
@@ -124,7 +125,7 @@ def tools_of(body: ToolFields, limits: RequestLimits) -> OfferedTools | None:
         raise RequestError(f"the choice of a tool needs tools; give {param}.", param="tool_choice")
     for unknown in [name for name in wanted if name not in {function.name for function in named}]:
         raise RequestError(
-            f"the function {unknown[:80]!r} is not in {param}; choose one of those.",
+            f"the function {unknown[:NAME_CHARS]!r} is not in {param}; choose one of those.",
             param="function_call" if legacy else "tool_choice",
         )
     if not named or choice == "none":

@@ -16,7 +16,7 @@ from openai.types.file_object import FileObject
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
-from mars_ray.chat.validation_errors import validation_error
+from mars_ray.chat.validation_errors import NAME_CHARS, validation_error
 from mars_ray.errors import FileInUseError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.platform.batches.batch_store import Stores
@@ -131,9 +131,9 @@ def _checked(form: UploadedForm) -> int | None:
         if match := _EXPIRES_AFTER.fullmatch(name):
             expires[match[1]] = int(value) if value.isdecimal() and len(value) < 10 else value
         elif name != "purpose":
-            raise ApiError.bad_request(f"the form has an unknown field {name[:80]!r}.", name[:80])
+            raise ApiError.bad_request(f"the form has an unknown field {name[:NAME_CHARS]!r}.", name[:NAME_CHARS])
     if (purpose := form.fields.get("purpose")) != "batch":
-        raise ApiError.bad_request(f"purpose is {(purpose or 'missing')[:80]!r}, must be 'batch'.", "purpose")
+        raise ApiError.bad_request(f"purpose is {(purpose or 'missing')[:NAME_CHARS]!r}, must be 'batch'.", "purpose")
     if not expires:
         return None
     try:

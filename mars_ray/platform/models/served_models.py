@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import MarsRayError, UnavailableError
 from mars_ray.openai_api.api_error import ApiError
 from mars_ray.openai_api.model_info import ModelInfo
@@ -128,7 +129,9 @@ class ServedModels:
             if model := self._model(wanted):
                 return await self._ready(model.name)
         names = ", ".join(repr(info.name) for info in await self.infos(account))
-        refused = f"the model {name[:80]!r} does not exist here" if name else "the request names no model; name one"
+        refused = (
+            f"the model {name[:NAME_CHARS]!r} does not exist here" if name else "the request names no model; name one"
+        )
         message = f"{refused}. Available: {names}."
         raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
 

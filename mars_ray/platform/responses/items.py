@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter
 
 from mars_ray.chat.messages import text_of
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import RequestError
 from mars_ray.platform.responses.protocol import (
     FunctionCallItem,
@@ -56,7 +57,7 @@ def item_page(
         ids = [item["id"] for item in ordered]
         if after not in ids:
             raise RequestError(
-                f"after is {after[:80]!r}, must be the id of an input item of this response.", param="after"
+                f"after is {after[:NAME_CHARS]!r}, must be the id of an input item of this response.", param="after"
             )
         start = ids.index(after) + 1
     page = ordered[start : start + limit]

@@ -13,6 +13,7 @@ from mars_ray.chat.client_fields import EVERYWHERE, SentBack, joined_texts
 from mars_ray.chat.messages import TextPart, refusal_as_text
 from mars_ray.chat.request_body import CALLS_MAX, PARTS_MAX, TOOLS_MAX, Items, ModelName, RequestBody, tagged_by
 from mars_ray.chat.tools import FunctionDefinition, refuse_hosted_tool
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import RequestError
 from mars_ray.openai_api.protocol import (
     IGNORED,
@@ -232,7 +233,7 @@ def _supported(include: Any) -> Any:
     for value in include if isinstance(include, list) else ():
         if isinstance(value, str) and value not in INCLUDED:
             raise RequestError(
-                f"include {value[:80]!r} is not supported by this server; leave it out.",
+                f"include {value[:NAME_CHARS]!r} is not supported by this server; leave it out.",
                 param="include",
                 code="unsupported_parameter",
             )

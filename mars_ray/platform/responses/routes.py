@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from mars_ray.chat.request_body import CALLS_MAX
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.errors import RequestError, ResponseNotFoundError, UnavailableError
 from mars_ray.openai_api.answer_plan import AnswerPlan
 from mars_ray.openai_api.api_error import ApiError, api_error
@@ -140,7 +141,7 @@ async def _resolved(store: ResponseStoreClient, owner: str, body: ResponsesReque
             raise ApiError.bad_request("the items that input refers to are too large; send fewer.", "input")
         if item.id not in stored_by_id:
             raise ApiError(
-                404, f"Item with id {item.id[:80]!r} not found.", type="invalid_request_error", param="input"
+                404, f"Item with id {item.id[:NAME_CHARS]!r} not found.", type="invalid_request_error", param="input"
             )
         items[index] = stored_by_id[item.id]
     return body.model_copy(update={"input": items})

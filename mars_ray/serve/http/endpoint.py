@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from mars_ray.chat.conversation import plain_messages, template_text
 from mars_ray.chat.messages import Message
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.engine.chunk import Chunk
 from mars_ray.engine.generation_defaults import generation_defaults
 from mars_ray.engine.mode import Mode
@@ -126,7 +127,7 @@ class Endpoint:
         model = await self.model_info()
         if (info := model.by_name(name)) is None:
             names = ", ".join(map(repr, (model.name, *model.served_names, *model.adapters)))
-            message = f"the model {(name or '')[:80]!r} does not exist here. Available: {names}."
+            message = f"the model {(name or '')[:NAME_CHARS]!r} does not exist here. Available: {names}."
             raise ApiError(404, message, type="invalid_request_error", param="model", code="model_not_found")
         return info
 

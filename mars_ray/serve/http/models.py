@@ -4,6 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from mars_ray.chat.validation_errors import NAME_CHARS
 from mars_ray.control.cluster_load import Backlog
 from mars_ray.control.core.live_view import LiveReport, RunningJob
 from mars_ray.control.core.status import ClusterStatus
@@ -108,5 +109,5 @@ class OneModel:
 
 def not_running(name: str) -> ApiError:
     """Return the 404 error for a model without a controller."""
-    message = f"the model {name[:80]!r} does not run here."
+    message = f"the model {name[:NAME_CHARS]!r} does not run here."
     return ApiError(404, message, type="invalid_request_error", code="model_not_found")
